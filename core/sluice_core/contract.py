@@ -27,7 +27,7 @@ def policy_in_force(asked: SchedulingPolicy | None, ttft_ms: float | None) -> Sc
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
-"""Far above all that is measured, and sums and differences of it stay numbers."""
+"""Bound far above any measured value; sums and differences of such values stay finite."""
 Seconds = NonNegative
 BootId = Annotated[str, Meta(max_length=64)]
 Sketch = Annotated[
@@ -36,7 +36,7 @@ Sketch = Annotated[
 ]
 """Bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms; some 900 make a day.
 
-The operator holds this of all pods: nothing in it can be as long as a pod likes."""
+The operator holds the sketches of all pods, so their size is bounded."""
 ByClass = Annotated[dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=64)]
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
@@ -139,9 +139,9 @@ class Causes(Struct, frozen=True):
 class FirstTokens(Struct, frozen=True):
     """First-token counts of one tick, over all arrivals whose fate was decided in it.
 
-    A request refused, timed out, or cancelled after the target counts as over, and one that still
-    waits past the target is counted when it passes the target; each request once. One that is
-    refused or dropped for a deadline of its own, though the target would be met, is not counted.
+    A request counts once. It is over if it is refused, timed out, or cancelled after the target,
+    or when it passes the target while it waits. A request refused or dropped for its own deadline
+    is not counted if the target would have been met.
     """
 
     n: Count = 0
@@ -166,8 +166,8 @@ class TokenGaps(Struct, frozen=True):
 
 
 class Requests(Struct, frozen=True):
-    """End-to-end counts of one tick: with a target, over all arrivals whose fate was decided in it
-    (as `FirstTokens`), else over finished requests, as `sketch` always is."""
+    """End-to-end counts of one tick. With a target they cover all arrivals whose fate was decided
+    in it (as `FirstTokens`), else finished requests. `sketch` always covers finished requests."""
 
     n: Count = 0
     over: Count = 0
@@ -177,11 +177,11 @@ class Requests(Struct, frozen=True):
 class Tick(Struct, frozen=True):
     """The record of one closed tick of `TICK_SECONDS`.
 
-    `t_s`: wall-clock end of the tick (Unix time). `epoch`: the one in force at its end; a tick in
-    which the epoch changed has `settled` False, as has one before running <= the new, lower cap.
+    `t_s`: wall-clock end of the tick (Unix time). `epoch`: in force at its end. `settled`: False if
+    the epoch changed in the tick, or more still run than a lowered cap allows.
     `running`, `waiting`: at its end; `max_running`: the largest number in one of its steps.
-    `good`, `smooth`: finished requests whose first token and whole held, and whose mean gap held /
-    at most 1 % of whose gaps were over. `prefill_tokens`: prompt tokens computed (not cached ones).
+    `good`, `smooth`: finished requests in time for first token and whole; good: mean gap in time;
+    smooth: at most 1 % of gaps over. `prefill_tokens`: prompt tokens computed (not cached ones).
     `finished` and `generated_tokens` make the mean output length. `throttled_s`: CPU quota
     throttling of the cgroup. `slow_steps`: of `steps`, those under interference of the pod
     (`StepTimes.slowdown`).

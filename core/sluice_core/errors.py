@@ -172,7 +172,7 @@ class Overloaded(SluiceError):
 
 
 class QueueFull(Overloaded):
-    """What waits has reached --max-num-queued-reqs or --max-num-queued-tokens."""
+    """The queue has reached --max-num-queued-reqs or --max-num-queued-tokens."""
 
     code = "queue_full"
 
@@ -226,8 +226,8 @@ class RequestFailed(SluiceError):
 
 
 def told(error: Exception) -> str:
-    """An unexpected error's type and first line, as far as a pod's status can quote it. CUDA's
-    errors go on with advice for whoever wrote the code; the traceback has all of it."""
+    """An unexpected error's type and first line, short enough for a pod's status. CUDA's errors
+    continue with advice for developers; the traceback has all of it."""
     line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {line}"[:MAX_TOLD]
 

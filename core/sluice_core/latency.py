@@ -1,7 +1,7 @@
-"""How long a step takes, and what fits into a target. Pure.
+"""The time of a step, and the batch that fits into a target. Pure.
 
-Worker, operator and simulator share one law. It tells how large a batch may be, how large a chunk
-of prefill, and how long a request takes.
+Worker, operator and simulator share one law. It gives the largest batch, the largest chunk of
+prefill, and the time of a request.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 MIN_CHUNK_TOKENS = 32
-"""A prefill goes on by this much per step even where the step model leaves no room: it ends."""
+"""Prefill tokens per step even if the step model leaves no room, so that every prefill ends."""
 TARGET_MARGIN = 0.85
-"""The predicted step quantile may fill this share of the target. A step's record leaves out the
-way to the socket: sampling, framing, the event loop."""
+"""Share of the target that the predicted step quantile may fill. A step's record leaves out
+the way to the socket: sampling, framing, the event loop."""
 NO_LIMIT = 1 << 30
 _Coefficient = Annotated[float, Meta(ge=0, le=1e12)]
 
@@ -40,8 +40,8 @@ class StepLaw(Struct, frozen=True):
 class StepTime:
     """Steps whose decodes all have a typical context, with their tail.
 
-    `law`: one of `StepLaw.at_context`. `stretch`: the asked quantile over the
-    mean; `stall_ms`: what the tail adds whatever the batch. One of the two is neutral.
+    `law`: a result of `StepLaw.at_context`. `stretch`: the asked quantile over the mean.
+    `stall_ms`: time that the tail adds to every batch. One of the two is neutral.
     `correction`: at most 1, where measured gaps prove the tail too long.
     """
 
@@ -55,9 +55,9 @@ class StepTime:
         return self.law.step_ms(decodes, 0, prefill_tokens)
 
     def full_ms(self, cap: int) -> float:
-        """Mean time of the longest step that is a gap of somebody, at a full cap.
+        """Mean time of the longest step that is a gap of some request, at a full cap.
 
-        All decode; or all but one do, beside the smallest prefill chunk of that one.
+        Either all decode, or all but one decode beside the smallest prefill chunk of that one.
         """
         beside_chunk = self.mean_ms(cap - 1, MIN_CHUNK_TOKENS) if cap > 1 else 0.0
         return max(self.mean_ms(cap, 0), beside_chunk)
@@ -84,19 +84,19 @@ class StepTime:
         return ceiling if decode_ms * ceiling <= spare_ms else floor(spare_ms / decode_ms)
 
     def request_ms(self, concurrency: float, output_steps: float, prompt_tokens: float) -> float:
-        """Residence of one request among `concurrency`: its decodes, and everybody's prefills."""
+        """Time of one request among `concurrency`: its decodes, and the prefills of all."""
         decode = output_steps * self.mean_ms(concurrency, 0)
         return decode + concurrency * self.law.d * prompt_tokens
 
     def most_within(self, due_ms: float, output_steps: float, prompt_tokens: float) -> float:
-        """How many run at once such that each ends within `due_ms`; infinite where one more costs
-        nothing, under 1 where not even one does."""
+        """The most requests at once such that each ends within `due_ms`. Infinite if one more costs
+        nothing, under 1 if not even one is in time."""
         fixed_ms = self.request_ms(0, output_steps, prompt_tokens)
         each_ms = self.request_ms(1, output_steps, prompt_tokens) - fixed_ms
         return (due_ms - fixed_ms) / each_ms if each_ms > 0 else inf
 
     def prefill_s(self, prompt_tokens: float) -> float:
-        """For how long one prompt keeps the prefill to itself."""
+        """Seconds that the prefill of one prompt takes."""
         return self.law.d * prompt_tokens / 1000
 
 
@@ -105,8 +105,8 @@ def predicted_cap(
 ) -> int:
     """The largest cap whose longest step stays within the inter-token target.
 
-    `resid_q`: the step's tail over its mean. At least 1: the evidence has to tell whether even one
-    sequence can hold the target.
+    `resid_q`: the step's tail over its mean. The cap is at least 1: only evidence can show that
+    even one sequence misses the target.
     """
     step_time = StepTime(law.at_context(kv_per_seq), stretch=max(resid_q, 1.0))
     return max(1, step_time.largest_batch(TARGET_MARGIN * itl_ms, ceiling))
@@ -116,11 +116,10 @@ def predicted_cap(
 class Tail:
     """By how much steps exceed the model, times the slowdown of their interference.
 
-    `ms`: measured beyond predicted time, at P99.5 of all steps or, where that is more, at P99.9 of
-    the usual noise of chunks. Not a ratio: a hiccup (a throttled CPU, another process) lasts as
-    long in a short step as in a long one. `stretch`: the P90 of a prefill token's time over its
-    mean, at least 1. A token with much context before it takes longer, which a model that is linear
-    in tokens cannot say.
+    `ms`: measured minus predicted time: P99.5 of all steps or, if larger, P99.9 of the usual noise
+    of chunks. Not a ratio: a hiccup (a throttled CPU, another process) lasts as long in a short
+    step as in a long one. `stretch`: P90 of a prefill token's time over its mean, at least 1. A
+    token after a long context takes longer, which a model linear in tokens cannot express.
     """
 
     ms: float = 0.0

@@ -1,10 +1,10 @@
-"""Whom to serve first: whoever can still be in time. Pure; for any queue in front of an engine.
+"""Order of waiting jobs: those that can be in time go first. Pure; for any queue before an engine.
 
-Under first come, first served a queue that has once grown makes everybody behind it late by the
-same amount. So those that can still be in time come first, by deadline. If not all of them can,
-the one with the most work gives way: Moore and Hodgson's rule, by which the fewest are late
-(doi:10.1287/mnsc.15.1.102). The late come behind them by arrival; the oldest of them comes first
-once `PATIENCE` times as many were served, since it became late, as stand there: nobody starves.
+Under first come, first served a queue that grew once makes all jobs behind it equally late.
+So jobs that can still be in time go first, by deadline. If not all of them can, the one with the
+most work gives way: Moore and Hodgson's rule makes the fewest late (doi:10.1287/mnsc.15.1.102).
+Late jobs follow by arrival. No job starves: while n jobs wait, the oldest late one goes first once
+`PATIENCE` * n jobs were served since it became late.
 """
 
 import heapq
@@ -18,17 +18,17 @@ from typing import Generic, NamedTuple, TypeVar
 Job = TypeVar("Job")
 
 PATIENCE = 4
-"""The late wait about so many times as long as first come, first served, at most."""
+"""Late jobs wait at most about this many times as long as under first come, first served."""
 ARRANGED_A_STEP = 128
-"""Jobs: so many more are arranged anew in so many more steps. Whoever comes meanwhile is put in its
-place, and whoever has become late is passed by."""
+"""Waiting jobs for each step between two full arrangements. In between, newcomers are inserted at
+their places, and jobs that became late are moved out of the way."""
 
 
 class Terms(NamedTuple):
-    """What the order asks of a job. They compare as jobs in time are served.
+    """A job's properties that decide its place. They sort as jobs in time are served.
 
-    `priority`: lower comes first, as in vLLM. `due_s`: infinite without a deadline. `work`: what
-    its first token still takes, in units of the caller's.
+    `priority`: lower goes first, as in vLLM. `due_s`: infinite without a deadline. `work`: the work
+    that remains until its first token, in the caller's units.
     """
 
     priority: int
@@ -87,9 +87,9 @@ def _age(terms: Terms) -> tuple[int, float]:
 
 
 class Line(Generic[Job]):
-    """Jobs that wait, in the order in which to serve them. `terms_of`: a job's terms as of now.
+    """Waiting jobs in the order of service. `terms_of`: a job's current terms.
 
-    A job that comes takes its place at once; who gives way is decided when all are arranged anew.
+    A new job takes its place at once; late jobs are chosen at the next full arrangement.
     """
 
     def __init__(self, terms_of: Callable[[Job], Terms]) -> None:
@@ -112,8 +112,8 @@ class Line(Generic[Job]):
         return id(job) in self._jobs or id(job) in self._leaders
 
     def add(self, job: Job, leader: Job | None = None) -> None:
-        """A job comes. `leader`: another one, whose work is most of its own: until that has left,
-        it stands directly behind it."""
+        """A job comes. `leader`: another job that does most of its work; the new job stands
+        directly behind it until it has left."""
         if leader is not None and leader in self:
             self._leaders[id(job)] = leader
             self._followers.setdefault(id(leader), []).append(job)
@@ -125,7 +125,7 @@ class Line(Generic[Job]):
             self._add_late(job)
 
     def remove(self, job: Job) -> None:
-        """A job has its first token, or nobody waits for it any more; if there is none, no more."""
+        """A job has its first token, or its client left. An unknown job is ignored."""
         if leader := self._leaders.pop(id(job), None):
             self._followers[id(leader)].remove(job)
         elif self._jobs.pop(id(job), None) is not None:
@@ -137,11 +137,11 @@ class Line(Generic[Job]):
                 self.add(follower)
 
     def is_late(self, job: Job) -> bool:
-        """Whether it stands among the late."""
+        """True if the job is among the late ones."""
         return id(self._leaders.get(id(job), job)) in self._late_ids
 
     def rank(self, job: Job) -> tuple[int, bool, float, float]:
-        """Sorts jobs of the line as `ordered` does, turns left out."""
+        """A key that sorts jobs as `ordered` does, but without turns of the late."""
         terms, late = self._terms_of(self._leaders.get(id(job), job)), self.is_late(job)
         return terms.priority, late, 0 if late else terms.due_s, terms.arrived_s
 
@@ -179,7 +179,7 @@ class Line(Generic[Job]):
         self._num_steps_left = len(jobs) // ARRANGED_A_STEP
 
     def _pass_by_the_late(self, now_s: float, price_s: float) -> None:
-        """Move those at the front that have become late since, or have left."""
+        """Remove jobs at the front that left; move those that became late."""
         while self._in_time:
             job = self._in_time[0]
             if id(job) in self._jobs:

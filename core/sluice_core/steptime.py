@@ -6,13 +6,13 @@ would stay for ever. The start-up profile stays as a faint anchor: traffic of on
 make the other coefficients zero.
 
 Slow steps come alone (a hiccup: the tail of all steps) or in a row (interference: a noisy
-neighbour, a clock that fell). Model and tail are read from steps rid of it. Otherwise a few slow
-seconds would leave no room for prefill in the next two minutes. One that lasts is how fast the pod
-now is, until it ends. A batch larger than those of the fit may take as many times longer as it is
-larger, and is no interference: from few sequences the model may have learned that a sequence costs
-nothing. A pod that its CPU quota holds back has no interference: it runs and stands still in turns.
-With its pauses taken for interference, each look made the model faster, until every step was slower
-than it.
+neighbour, a lower clock). Model and tail are fitted on steps without interference. Otherwise a few
+slow seconds would leave no room for prefill in the next two minutes. Lasting interference counts
+as the pod's speed until it ends. A batch larger than all fitted ones may take as many times longer
+as it is larger: this is no interference. A fit on few sequences may find that one costs nothing.
+A pod throttled by its CPU quota has no interference: it alternates between running and pausing.
+When its pauses counted as interference, each fit made the model faster, until it was faster than
+every step.
 """
 
 import itertools
@@ -33,24 +33,24 @@ ANCHOR_WEIGHT = 0.02
 """Weight of a profile record; a recent one has 1."""
 MIN_JUDGED = 32
 TAIL_QUANTILE = 0.995
-"""Records of two minutes are some hundreds: of P99.9, two hiccups left no room for prefill."""
+"""Two minutes give some hundred records: at P99.9, two hiccups left no room for prefill."""
 MODEL_QUANTILE = 0.99
 STRETCH_QUANTILE = 0.9
 NORMAL_TAIL = 2.41
 """A normal's P99.9 above its median, over its P90 above it."""
 MAX_STEP_MS = 5000.0
-"""No chunk of a prompt makes a step longer, whatever the targets. Newcomers, aborts and changes of
-the cap wait for its end; after three of these a worker counts as stalled (`health`)."""
+"""Most ms of a step with a prompt chunk, whatever the targets. Newcomers, aborts and cap changes
+wait for its end; after three such times a worker counts as stalled (`health`)."""
 LEAST_CHUNK = 32
-"""Prefill tokens of a step in which they, and not a hiccup, are what takes the time."""
+"""Least prefill tokens of a step whose time comes from them and not from a hiccup."""
 INTERFERENCE_STEPS = 5
-"""The median of so many steps' measured over predicted times: two hiccups are no interference."""
+"""Steps behind the median of measured over predicted time: two hiccups are no interference."""
 INTERFERENCE_SHIFT = 0.3
-"""A median within this of 1 is noise: to follow it would hide the tail."""
+"""A median within this distance of 1 is noise: following it would hide the tail."""
 KNOWN_STEPS = 16
-"""From so many steps of a size the fit knows what that size takes."""
+"""Steps of one size after which the fit knows the time of that size."""
 REGIME_S = 30.0
-"""Interference that lasts so long is no interference: as the tuner has it (`REGIME_TICKS`)."""
+"""Interference that lasts this long is the pod's normal speed, as in the tuner (`REGIME_TICKS`)."""
 
 Matrix = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ class StepRecord:
 class StepTimes:
     """Recent step records and the model fitted on them.
 
-    `slowdown`: by how much steps take longer than the model says just now, or less; 1 if hardly.
+    `slowdown`: current ratio of measured to predicted step time; 1 if they hardly differ.
     """
 
     def __init__(self) -> None:
@@ -113,13 +113,13 @@ class StepTimes:
         self._compare(place, record, self.model)
 
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
-        """Interference is told by the steps around it: the first one, too, gets its slowdown."""
+        """The steps around a step show interference, so the first slow one gets a slowdown too."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
         interference = self._interference or _Interference(record.at_s, model, self._known)
         ratio = record.step_ms / max(interference.before.step_ms(*work), 1e-6)
         larger = max(record.num_decodes / max(interference.known, 1), 1.0)
         if interference.is_regime and 1 < ratio <= larger:
-            return  # whether it lasts, this does not say
+            return  # such a step does not show that the interference lasts
         ratio = min(ratio, max(ratio / larger, 1.0))
         self._newest.append((place, ratio))
         if self._is_fitted:
@@ -140,8 +140,8 @@ class StepTimes:
         self.slowdown = 1.0 if self._interference and self._interference.is_regime else shift
 
     def chunk_limit(self, itl_ms: float | None, decodes: int, kv_tokens: int) -> int:
-        """As `chunk_limit`, within `MAX_STEP_MS`, which alone counts where nothing decodes: no one
-        waits between tokens. `NO_LIMIT` without a model."""
+        """As `chunk_limit`, within `MAX_STEP_MS`. Without decodes nothing waits between tokens, so
+        only `MAX_STEP_MS` counts. `NO_LIMIT` without a model."""
         if self.model is None:
             return NO_LIMIT
         limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
@@ -162,7 +162,7 @@ class StepTimes:
         return self.slowdown > 1
 
     def refit(self, now: float, *, is_throttled: bool = False) -> StepModel | None:
-        """Fit anew what is not too old; without recent records the last model stays.
+        """Fit the model to records that are not too old; without any, the last model stays.
 
         `is_throttled`: the steps since the last call were held back by the CPU quota.
         """
@@ -178,7 +178,7 @@ class StepTimes:
         return self.model
 
     def _of_now(self, recent: Matrix, now: float) -> Matrix:
-        """Steps as they would be now: rid of interference, or as slow as it where it lasts."""
+        """Steps as they would be now: without interference, or slowed by it if it lasts."""
         clean, interference = recent.copy(), self._interference
         clean[:, 5] /= np.maximum(clean[:, 6], 1.0)
         if interference is None or now - interference.since_s < REGIME_S:
@@ -203,7 +203,7 @@ class StepTimes:
         weights = np.full(len(rows), ANCHOR_WEIGHT)
         weights[: len(recent)] = 1.0
         coefficients = non_negative_fit(rows[:, 1:5], rows[:, 5], weights)
-        # A quantile of few is no quantile: until there are enough, the profile's count as well.
+        # Few records give no quantile: until there are enough, the profile's count as well.
         judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
         predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
         a, b, c, d = coefficients.tolist()
@@ -240,7 +240,7 @@ def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
 def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
     """`Tail.ms`, of all steps, or of those with a chunk: they are long, and so is their noise.
 
-    There are some hundred of these at most, and their largest may be a hiccup. Their P99.9 is told
+    There are some hundred chunks at most, and the largest may be a hiccup. Their P99.9 is estimated
     from their P90, as if they were normal.
     """
     tail_ms = _quantile(beyond, TAIL_QUANTILE)
@@ -292,7 +292,7 @@ def non_negative_fit(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matr
     rows = features / scale / step_ms[:, None]
     gram = rows.T @ (weights[:, None] * rows)
     target = rows.T @ weights
-    # The best of all is the best non-negative one where it is that, as it nearly always is.
+    # If the unconstrained best is non-negative, as it nearly always is, it is the answer.
     free = np.linalg.lstsq(gram, target, rcond=None)[0]
     if (free >= 0).all():
         return np.asarray(free / scale)

@@ -1,7 +1,7 @@
-"""Whether prompt and output fit the model's window, and what is told if not. Pure.
+"""Checks that prompt and output fit the model's window, and words the refusal. Pure.
 
-litellm and LangChain know by these words that a longer window would help: the first sentence has
-those that both look for, the second is vLLM's.
+litellm and LangChain recognise by its words that a longer window would help. The first sentence has
+the words that both look for; the second is vLLM's.
 """
 
 

@@ -43,10 +43,10 @@ class Frame(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Sampling(Struct, frozen=True, array_like=True):
-    """What changes a request's distribution beyond its temperature; the defaults change nothing.
+    """Parameters that change a request's distribution beyond temperature; defaults change nothing.
 
     `top_k` 0: all. `allowed_token_ids` None: all. `bad_words`: token ids of each spelling.
-    `logprobs`, `prompt_logprobs`: likeliest tokens to tell of beside each; None: tell nothing.
+    `logprobs`, `prompt_logprobs`: likeliest tokens to report beside each; None: report nothing.
     """
 
     top_k: int = 0
@@ -63,12 +63,12 @@ class Sampling(Struct, frozen=True, array_like=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether temperature and seed alone decide, and only token ids are told."""
+        """True if only temperature and seed decide, and only token ids are reported."""
         return self == _PLAIN
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits are changed before temperature divides them."""
+        """True if logits are changed before temperature divides them."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty
@@ -85,8 +85,8 @@ _PLAIN = Sampling()
 class Submit(Frame, frozen=True):
     """A request that the API process has validated, and sent at `submitted_s`.
 
-    `prompt`: token ids as int32, as many may wait: in a list each takes ten times as much.
-    `arrived_s`, `ttft_ms`: from when to count its own deadline for the first token, if it has one.
+    `prompt`: token ids as packed int32; a list would take ten times the memory, and many may wait.
+    `arrived_s`, `ttft_ms`: start and length of its own first-token deadline, if it has one.
     `is_another`: it has the prompt of the request before it, and another answer is wanted.
     """
 
@@ -129,7 +129,7 @@ class Abort(Frame, frozen=True):
 class EngineLimits(Frame, frozen=True):
     """The live limits, in force from the next step on. The API process has checked them.
 
-    `ttft_ms`: the deadline of requests without one of their own. `policy`: who is served first.
+    `ttft_ms`: deadline of requests without one of their own. `policy`: the order of service.
     """
 
     epoch: int
@@ -171,7 +171,7 @@ class Starting(Frame, frozen=True):
 class Ready(Frame, frozen=True):
     """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts.
 
-    `kernels`: what computes, and why where it is not the best there is.
+    `kernels`: the kernels in use, and the reason if they are not the best ones.
     """
 
     ceiling: int
@@ -187,10 +187,10 @@ class Ready(Frame, frozen=True):
 
 
 class FirstToken(Struct, frozen=True, array_like=True):
-    """Where a request's time went before its first token (seconds), and what the cache gave.
+    """The parts of a request's time to its first token (seconds), and the tokens from the cache.
 
-    `prefill_s`: all since it was submitted but the two waits, a step that was under way included.
-    `passed_s`: of it, those steps that others filled whom the order has before it.
+    `prefill_s`: all time since submission but the two waits; includes a step under way.
+    `passed_s`: its part in steps filled by requests that the order puts before this one.
     """
 
     wait_cap_s: float
@@ -203,9 +203,9 @@ class FirstToken(Struct, frozen=True, array_like=True):
 class Scores(Struct, frozen=True, array_like=True):
     """Raw log-probabilities of successive tokens: before temperature, penalties or any other edit.
 
-    `width` = 1 + the likeliest that were asked for. `token_ids` (int32) and `logprobs` (float32)
-    are [tokens, width], the token itself first, then the likeliest in order; `ranks` (int32) has
-    the token's own, 1 for the likeliest. Packed bytes: a prompt may have a million of them.
+    `width` = 1 + the requested number of likeliest tokens. `token_ids` (int32) and `logprobs`
+    (float32) are [tokens, width]: the token itself, then the likeliest in order. `ranks` (int32):
+    the token's own rank, 1 for the likeliest. Packed bytes: a prompt may have a million of them.
     """
 
     width: int
@@ -244,8 +244,8 @@ class SpeculationTotals(Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Struct, frozen=True, array_like=True):
-    """The engine's state after a step. `rounding_waste`: share of KV slots. `waiting_turn`: those
-    that find cap and blocks, while others whom the order has before them fill the steps."""
+    """The engine's state after a step. `rounding_waste`: share of KV slots. `waiting_turn`: waiting
+    requests that cap and blocks would admit, while the order serves others first."""
 
     running: int
     waiting_cap: int
@@ -278,9 +278,9 @@ class StepReport(Frame, frozen=True):
     `at_cap`: it ran at the cap (`AT_CAP_SHARE`).
 
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
-    under interference, see `StepTimes.slowdown`. `prompts`: its findings about prompts, of which
-    each request's last comes no later than its first token. `admitted`: requests that began.
-    `price_s`: what the order has a prefill token take, in seconds; 0 without an order.
+    under interference, see `StepTimes.slowdown`. `prompts`: its scores of prompts; a request's
+    last ones come no later than its first token. `admitted`: requests that began.
+    `price_s`: seconds that the order assumes for a prefill token; 0 without an order.
     """
 
     tokens: list[TokenOut]

@@ -1,6 +1,6 @@
-"""A server's flags and files, whatever engine is behind it, and how they are read.
+"""A server's flags and files, for any engine, and their readers.
 
-A flag is a field of a config class: type, default, help and bounds stand there and nowhere else.
+A flag is a field of a config class. Its type, default, help and bounds are only there.
 """
 
 import argparse
@@ -28,15 +28,15 @@ MAX_TEXT_BYTES = 1 << 20
 def flag(text: str, default: object = None, **more: str) -> Any:
     """A field that is a flag with the help `text`.
 
-    `more`: `name` if it is not the field's; `alias`; `noun`, what its JSON is; `reason`, the end
-    of a refusal.
+    `more`: `name` if it differs from the field's; `alias`; `noun` of its JSON value; `reason`, the
+    end of a refusal.
     """
     return field(default=default, metadata={"help": text, **more})
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field that a text sets; `kind`: its type but for None, within `bounds`."""
+    """A field that a text sets; `kind`: its type without None, within `bounds`."""
 
     field: Field[Any]
     kind: Any
@@ -49,7 +49,7 @@ class Flag:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All texts that it takes; empty if they cannot be listed."""
+        """All texts that it accepts; empty if they cannot be listed."""
         if self.kind is bool:
             return ("true", "false")
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
@@ -66,7 +66,7 @@ class Flag:
         parser.add_argument(*names, dest=self.field.name, help=text, metavar=metavar)
 
     def convert(self, text: str) -> Any:
-        """The value of `text`; ValueError tells what it must be."""
+        """The value of `text`; ValueError names the allowed values."""
         if self.choices:
             return self._choice(text)
         if self.kind in (int, float):
@@ -101,7 +101,7 @@ class Flag:
 
 
 def flags_of(config: type) -> list[Flag]:
-    """A flag for each field of a config class that has a help."""
+    """A flag for each field with a help text in a config class."""
     kinds = get_type_hints(config, include_extras=True)
     flags = []
     for each in fields(config):
@@ -130,9 +130,9 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """All that the API process needs, whatever its engine is. Timeouts and ages in seconds.
+    """All settings of the API process, for any engine. Timeouts and ages in seconds.
 
-    `slo`: in force at the start; `flag_slo`: of flags alone, which are the same for all pods.
+    `slo`: in force at the start; `flag_slo`: from flags only, which are the same for all pods.
     """
 
     host: str = flag("address of the API port; all of IPv4 and IPv6 if empty", "")
@@ -203,14 +203,14 @@ class RuntimeFiles(SloFlags):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of leaving the process, so that every problem is told at once."""
+    """Raises instead of exiting, so that all problems are reported at once."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError([message])
 
 
 def strays(unknown: Sequence[str]) -> Iterator[str]:
-    """The arguments that nobody knows, but for the values of flags that nobody knows."""
+    """The unknown arguments, without the values of unknown flags."""
     is_value = False
     for argument in unknown:
         is_flag = argument.startswith("-") and not argument[1:2].isdigit()
@@ -220,7 +220,7 @@ def strays(unknown: Sequence[str]) -> Iterator[str]:
 
 
 def slo_of(values: dict[str, Any]) -> Slo:
-    """The targets of `values`, which are named as the fields of `SloFlags`."""
+    """The targets in `values`, named as the fields of `SloFlags`."""
     return Slo(**{name.removeprefix("slo_"): value for name, value in values.items()})
 
 
@@ -242,7 +242,7 @@ def api_key_of(
 
 
 def converted(given: argparse.Namespace, config: type, problems: list[str]) -> dict[str, Any]:
-    """The fields of `config` that flags set; what cannot be converted joins `problems`."""
+    """The fields of `config` that flags set; values that cannot be converted join `problems`."""
     values: dict[str, Any] = {}
     for one in flags_of(config):
         text = getattr(given, one.field.name)
@@ -295,9 +295,9 @@ def read_secrets(path: Path) -> tuple[str, ...]:
 
 
 def read_persisted(directory: Path | None, problems: list[str]) -> dict[str, Any]:
-    """The operator's files, with which a new pod starts as its peers are.
+    """The operator's files, with which a new pod starts with the settings of its peers.
 
-    They hold cap, epoch, order and targets; a first cap and chunks of prefill follow from those.
+    They hold cap, epoch, order and targets; the first cap and prefill chunks follow from these.
     """
     if directory is None:
         return {}

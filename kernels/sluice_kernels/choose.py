@@ -1,7 +1,7 @@
 """Which kernels run: decided once, when a model is loaded.
 
-On a CPU the C++ ones where they are there or can be built and have the dtype, else plain torch;
-Triton's on a GPU. `SLUICE_KERNELS` (auto, cpp or torch) says otherwise.
+A CPU runs the C++ kernels if they exist or can be built and have the dtype, else plain torch.
+A GPU runs Triton's. `SLUICE_KERNELS` (auto, cpp or torch) overrides this.
 """
 
 import platform
@@ -51,8 +51,8 @@ def choose(
     max_scores_bytes: int,
     group: int = 1,
 ) -> Kernels:
-    """The kernels for a model. The bytes: scratch of plain attention; group: the model's query
-    heads for each key/value head, by which Triton's tiles are cut. Raises CannotChoose.
+    """The kernels for a model. The bytes: scratch of plain attention. group: the model's query
+    heads for each key/value head, which sets the size of Triton's tiles. Raises CannotChoose.
     """
     asked = environ.get("SLUICE_KERNELS", "auto")
     if asked not in ASKED:
@@ -74,7 +74,7 @@ def _on_cpu(
     environ: Mapping[str, str],
     plain: Callable[..., PlainKernels],
 ) -> Kernels:
-    """The C++ kernels where they can be built, unless plain ones are asked for."""
+    """The C++ kernels if they can be built, unless plain ones are requested."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     is_exact = _onednn_int8_is_exact(cpuinfo, dtype)
     round_rows = rounded_rows if quantization or can_pack(dtype) else int
@@ -102,12 +102,12 @@ def _cpp(
     is_exact: bool,
     round_rows: Callable[[int], int],
 ) -> Kernels:
-    """The C++ kernels, with the products of their own that are faster than oneDNN's."""
+    """The C++ kernels, with their own products if these are faster than oneDNN's."""
     own_bytes = target.has_byte_products or not is_exact
-    # Faster than oneDNN's where it was measured (AVX2, AVX512-BF16, AMX): five times on AVX2.
+    # Faster than oneDNN's on all measured CPUs (AVX2, AVX512-BF16, AMX): five times on AVX2.
     is_own = dtype == torch.bfloat16
     if is_own and (quantization is None or own_bytes):
-        round_rows = int  # no product of oneDNN's, which it makes for each number of rows
+        round_rows = int  # only oneDNN compiles a product for each number of rows
 
     def making(activation: Activation | None) -> MakeProjection:
         if is_own:
@@ -137,8 +137,8 @@ def _on_gpu(device: torch.device, group: int) -> Kernels:
 def _projection(
     quantization: Quantization | None, wide: MakeProjection, narrow: MakeProjection
 ) -> MakeProjection:
-    """How linear layers are made on a CPU: by `wide`, and where int8 is asked and may be by
-    `narrow`."""
+    """How linear layers are made on a CPU: by `narrow` if int8 is requested and allowed, else by
+    `wide`."""
     if quantization is None:
         return wide
 
@@ -149,8 +149,8 @@ def _projection(
 
 
 def _onednn_int8_is_exact(cpuinfo: str, dtype: torch.dtype) -> bool:
-    """True if oneDNN's products of bytes are exact and fast. Without VNNI it adds two of them in 16
-    bits, where large neighbours do not fit, and for bfloat16, without AVX512's, it has a loop a
+    """True if oneDNN's products of bytes are exact and fast. Without VNNI it adds two products in
+    16 bits, which large neighbours overflow. For bfloat16 without AVX512's VNNI its loop is a
     hundred times as slow."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False

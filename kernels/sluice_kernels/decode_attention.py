@@ -13,9 +13,9 @@ def padding_bias(
     dtype: torch.dtype,
     window: int | None = None,
 ) -> Tensor:
-    """0 where a sequence has a token that is seen, -inf elsewhere.
+    """0 at slots of visible tokens, -inf elsewhere.
 
-    lengths [num_seqs] int64. `window`: only so many tokens, the last ones, are seen; None: all.
+    lengths [num_seqs] int64. `window`: only the last `window` tokens are visible; None: all.
     Returns [num_seqs * num_kv_heads, 1, num_slots].
     """
     slots = torch.arange(num_slots, device=lengths.device)
@@ -39,8 +39,8 @@ def decode_attention(
 
     query [num_seqs, num_heads, head_dim]; cache [num_blocks, 2, num_kv_heads, block_size,
     head_dim]; rows of `page_rows`; bias of `padding_bias` with num_slots = num_pages * block_size.
-    `softcap`: scores are bent to stay within plus and minus this.
-    The heads that share a key/value head are the rows of one small matrix product.
+    `softcap`: a tanh keeps scores within plus and minus this.
+    The query heads of one key/value head are the rows of one small matrix product.
     """
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]

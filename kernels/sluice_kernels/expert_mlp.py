@@ -20,8 +20,8 @@ def expert_mlp(
 
     rows [num_tokens, hidden_size]; experts int64 and shares, both [num_tokens, per_token]; gate_up,
     which comes gated, and down: each expert's layers.
-    Tokens are brought together by expert, so that an expert's weights are read once, and those of
-    an expert that no token chose not at all.
+    Tokens are grouped by expert, so an expert's weights are read once. Weights of experts that no
+    token chose are not read.
     """
     chosen = experts.flatten()
     order = chosen.argsort(stable=True)
@@ -40,8 +40,8 @@ def expert_mlp(
 
 
 def _counts(chosen: Tensor, num_experts: int) -> list[int]:
-    """How often each expert is in `chosen` [n]; the host waits for a GPU once, and asleep."""
-    # torch.bincount would wait twice before it has a result, to see the least and the largest.
+    """How often each expert is in `chosen` [n]; the host waits for a GPU once, and sleeps."""
+    # torch.bincount would wait twice more, for the least and the largest value.
     counts = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
     if counts.is_cuda:
         reached().synchronize()

@@ -1,8 +1,8 @@
-"""Bring the pages of sequences together: whole rows are copied, never single elements.
+"""Gather the pages of sequences: whole rows are copied, never single elements.
 
-A page of one head is one contiguous row of the cache, so with the row numbers in the wanted order
-the gather is a handful of large copies and needs no permutation afterwards (measured with float32
-and bfloat16: 5-8 times faster than gathering blocks and permuting them).
+A page of one head is one contiguous row of the cache. With row numbers in the final order, the
+gather is a handful of large copies without a permutation. It is 5-8 times faster than gathering
+blocks and permuting them (measured with float32 and bfloat16).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What a step asks of the kernels: plain torch, C++ and Triton answer the same calls."""
+"""The interface between a step and its kernels: plain torch, C++ and Triton implement it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ Activation = Literal["silu", "gelu_pytorch_tanh"]
 class Spans:
     """A step's tokens: rows [offsets[i], offsets[i + 1]) are sequence i's from starts[i] on.
 
-    tables [num_seqs, num_pages], a block that is never written to behind a sequence's own; starts
-    [num_seqs]; offsets [num_seqs + 1]; all int64 on the CPU. Sequences with one token come first,
-    the shorter before the longer.
+    tables [num_seqs, num_pages], padded with a block that is never written; starts [num_seqs];
+    offsets [num_seqs + 1]; all int64 on the CPU. Sequences with one token come first, the shorter
+    before the longer.
     """
 
     tables: Tensor
@@ -27,9 +27,9 @@ class Spans:
 class Heads:
     """The heads of one layer's attention.
 
-    norm: float32 [num_heads + num_kv_heads, head_dim], what normed queries and keys are multiplied
-    by; None where they are not normed. scale: what scores are multiplied by. softcap: scores are
-    bent to stay within plus and minus this. window: tokens that are seen, the own one included.
+    norm: float32 [num_heads + num_kv_heads, head_dim], factors of normed queries and keys; None if
+    these are not normed. scale: factor of the scores. softcap: a tanh keeps scores within plus and
+    minus this. window: tokens that a token sees, itself included.
     """
 
     num_heads: int
@@ -72,8 +72,8 @@ class SharesWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What most layers are made of. Norms are weight, float32 [hidden_size], and eps; is_sliding:
-    positions are turned by the second of a step's rotary factors."""
+    """The parts of most layers. Norms are a weight, float32 [hidden_size], and eps. is_sliding:
+    positions use the second of a step's rotary factors."""
 
     norm: tuple[Tensor, float]
     qkv: Projection
@@ -96,8 +96,8 @@ class LayerStack(Protocol):
         slot_mapping: tuple[Tensor, ...],
         plan: object,
     ) -> Tensor:
-        """As many layers as `caches`: stream [num_rows, hidden_size] becomes what the last of them
-        adds its output to, and that output is returned. The rest as `rope_and_store` has it."""
+        """Run as many layers as `caches`; return the last one's output. stream [num_rows,
+        hidden_size] becomes the residual to add it to. Other arguments: see `rope_and_store`."""
 
 
 @runtime_checkable
@@ -105,7 +105,7 @@ class RunsLayers(Protocol):
     """Kernels that can run layers in a row, without a call for each operation."""
 
     def stack(self, layers: Sequence[LayerParts]) -> LayerStack | None:
-        """`layers` in a row; None where they are of other parts than these kernels' own."""
+        """`layers` as one stack; None if they have parts of other kernels."""
 
 
 class Kernels(Protocol):
@@ -113,30 +113,30 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str:
-        """What runs, for the log."""
+        """Name of the kernels in use, for the log."""
 
     def projection(
         self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
     ) -> Projection:
         """The layer of weight [out, in] and bias [out], which it takes over.
 
-        activation: the first half of the outputs are gates of the second: activation(gate) * up,
-        [num_rows, out / 2]. narrow: it may be quantised, if these kernels quantise.
+        activation: the first half of the outputs gates the second: activation(gate) * up,
+        [num_rows, out / 2]. narrow: True if these kernels may quantise it.
         """
 
     def round_rows(self, num_rows: int) -> int:
-        """How many rows a step of `num_rows` shall be given: those behind are thrown away."""
+        """Rows to compute for a step of `num_rows`; the results of added rows are discarded."""
 
     def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> object:
-        """What all layers of a step need to know of `spans`, worked out once.
+        """The part of attention that all layers of a step share, computed once from `spans`.
 
-        `cache`: one layer's. `windows`: all that layers have.
+        `cache`: one layer's. `windows`: the different windows of the layers.
         """
 
     def norm(self, residual: Tensor, hidden: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add `hidden` to `residual` in place and return its root-mean-square norm.
 
-        All [num_tokens, width]; weight float32 [width], what the norm is multiplied by.
+        All [num_tokens, width]; weight float32 [width], a factor of the norm.
         """
 
     def rope_and_store(
@@ -147,12 +147,12 @@ class Kernels(Protocol):
         cache: Tensor,
         slot_mapping: tuple[Tensor, ...],
     ) -> None:
-        """Norm and turn queries and keys in place, and store keys and values.
+        """Norm and rotate queries and keys in place, and store keys and values.
 
         rows [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous; rotary complex64
         [num_tokens, 1, head_dim / 2]; slot_mapping: block and slot of each token, int64.
         """
 
     def attention(self, rows: Tensor, heads: Heads, cache: Tensor, plan: object) -> Tensor:
-        """Of the queries in `rows`, whose keys are stored: [num_rows, num_heads * head_dim]; zeros
-        for those that `round_rows` added."""
+        """Attention of the queries in `rows`, whose keys are stored: [num_rows, num_heads *
+        head_dim]. Rows that `round_rows` added give zeros."""

@@ -1,7 +1,7 @@
 """Linear layers: plain, and packed once by oneDNN in the order that its products read.
 
-F.linear orders a bfloat16 weight anew at every call. Packed at load, a product of 1 row takes 1.4
-to 2.3 times less, one of 8 rows 1.5, one of 512 the same (measured with AVX512-BF16).
+F.linear reorders a bfloat16 weight at every call. Packing at load speeds a product of 1 row up 1.4
+to 2.3 times, of 8 rows 1.5 times, of 512 rows not at all (AVX512-BF16, measured).
 """
 
 from dataclasses import dataclass
@@ -50,14 +50,14 @@ def plain_projection(weight: Tensor, bias: Tensor | None, narrow: bool) -> Proje
 
 
 def packed_projection(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
-    """Packed, so that `weight` can be freed; plain where oneDNN has no product for its dtype."""
+    """Packed, so that `weight` can be freed; plain if oneDNN has no product for its dtype."""
     if not can_pack(weight.dtype):
         return PlainLinear(weight, bias)
     return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes in `dtype` on this CPU."""
+    """True if oneDNN computes in `dtype` on this CPU."""
     if not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:
@@ -66,8 +66,8 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def rounded_rows(num_rows: int) -> int:
-    """`num_rows` or a few more. oneDNN makes a product for each number of rows that it meets, in
-    one to four milliseconds: with few such numbers they are soon all there."""
+    """`num_rows`, rounded up a little. oneDNN compiles a product for each new number of rows in
+    one to four milliseconds. With few different numbers, all are soon compiled."""
     if num_rows <= 16:
         return num_rows
     step = 4 if num_rows <= 64 else 16 if num_rows <= 512 else 64

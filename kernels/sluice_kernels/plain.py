@@ -1,6 +1,6 @@
-"""All operations of a step in plain torch, on any device: the reference, and what runs elsewhere.
+"""All operations of a step in plain torch, on any device: the reference and the fallback.
 
-Attention never brings more pages together than `max_gather_bytes`, or those of one sequence.
+Attention never gathers more pages than `max_gather_bytes`, or those of one sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Pages of sequences (`page_rows`) and what of them is seen, as a bias on scores.
+    """Pages of sequences (`page_rows`), and their visible slots as a bias on scores.
 
-    Of a chunk, rows are None at a sequence's start, and so is a bias that only hides what is later.
+    A chunk at a sequence's start has rows None. A bias of a chunk that is only causal is None.
     """
 
     rows: Tensor | None
@@ -38,7 +38,7 @@ class View:
 class Group:
     """Rows [begin, end) of the step: one token each of similarly long sequences, or a chunk of one.
 
-    `views`: one for each window; those that hide nothing are the same.
+    `views`: one for each window; windows that hide nothing share one.
     """
 
     begin: int
@@ -144,7 +144,7 @@ class _Planner:
         return Group(begin, end, True, views)
 
     def _decodes(self, begin: int, end: int, window: int | None) -> View:
-        """The pages that hold what a window shows, and their first one may hold more."""
+        """The pages that a window reaches into; the first one may reach out of it."""
         lengths = torch.tensor(self.lengths[begin:end])
         first_pages = torch.zeros_like(lengths)
         if window is not None:
@@ -190,8 +190,8 @@ class _Planner:
 def split(pages: Sequence[int], max_pages: int) -> list[tuple[int, int]]:
     """Groups of neighbours (sorted by pages) such that padding at most doubles what is read.
 
-    Each group costs its calls in every layer, so one is cut only where that saves more, or where
-    its padded pages would be over `max_pages`.
+    Each group costs its calls in every layer. So a group is cut only if that saves more, or if
+    its padded pages would exceed `max_pages`.
     """
     groups, begin = [], 0
     for end in range(1, len(pages)):

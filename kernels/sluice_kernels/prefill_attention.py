@@ -10,10 +10,10 @@ from .gather_kv import gather_kv
 def causal_bias(
     start: int, count: int, num_slots: int, like: Tensor, window: int | None = None
 ) -> Tensor:
-    """0 where the token at start + row may look at a slot and -inf elsewhere: [count, num_slots].
+    """0 where the token at start + row may see a slot and -inf elsewhere: [count, num_slots].
 
-    `window`: it sees only so many tokens, its own included. Slots after the chunk's last token, in
-    its last page, are hidden by the same comparison.
+    `window`: tokens that a token sees, itself included. The same comparison hides slots after the
+    chunk's last token in its last page.
     """
     slots = torch.arange(num_slots, device=like.device)
     last_seen = torch.arange(start, start + count, device=like.device)[:, None]
@@ -31,8 +31,8 @@ def prefill_attention(
 
     query [count, num_heads, head_dim]; kv [count, 2, num_kv_heads, head_dim], the chunk's own,
     already in the cache. A chunk at the sequence's start (rows None) attends to itself alone,
-    without the cache; any other goes over the pages `rows`. bias of `causal_bias`, None where a
-    chunk at the start sees all before each token.
+    without the cache. Any other attends to the pages `rows`. bias: from `causal_bias`; None for a
+    chunk at the start whose tokens see all tokens before them.
     """
     keys, values = _context(kv, cache, rows)
     out = scaled_dot_product_attention(
@@ -57,9 +57,9 @@ def capped_prefill_attention(
     softcap: float,
     max_scores_bytes: int,
 ) -> Tensor:
-    """`prefill_attention` with scores bent to stay within plus and minus `softcap`.
+    """`prefill_attention` with scores kept within plus and minus `softcap` by a tanh.
 
-    Scores are written out, in float32 and for as many tokens at once as take `max_scores_bytes`.
+    Scores are written out in float32, for as many tokens at once as `max_scores_bytes` holds.
     """
     count, num_heads, head_dim = query.shape
     keys, values = (part.squeeze(0) for part in _context(kv, cache, rows))

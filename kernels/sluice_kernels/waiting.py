@@ -4,10 +4,10 @@ import torch
 
 
 def reached() -> torch.cuda.Event:
-    """Comes when the device is done with what it was given so far.
+    """An event that is reached when the device has finished all work given so far.
 
-    Who waits for it sleeps. By default a host spins, which would take a core of the pod's quota: of
-    one core all that the API process has.
+    A thread that waits for it sleeps. By default a host spins, which takes a core of the pod's
+    quota; with a quota of one core the API process would get nothing.
     """
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()

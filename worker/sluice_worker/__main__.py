@@ -1,6 +1,6 @@
 """`sluice-worker`: one model over HTTP, with or without Kubernetes.
 
-What takes time to import is imported where it is needed: signals are to be heard before.
+Slow imports are done where they are needed, so that signals are handled before.
 """
 
 import os
@@ -55,7 +55,7 @@ def run(
 
 
 def _unexpected(error: Exception) -> str:
-    """A sentence for an error that no line of ours foresaw. Its traceback is in the log alone."""
+    """A sentence for an unexpected error. Only the log has its traceback."""
     import logging
     import time
 
@@ -82,8 +82,8 @@ def _leave_word(program: str, sentences: str) -> None:
 def _leaving_at_once() -> Iterator[None]:
     """SIGTERM and Ctrl-C end the process until the event loop handles them: nothing is open yet.
 
-    The kernel drops a signal that process 1, as in a container, has no handler for. Not by an
-    exception, which an import may swallow; the engine process ends with the socket to it.
+    The kernel drops signals without a handler for process 1, as in a container. The handler raises
+    no exception, which an import may swallow. The engine process ends with its socket.
     """
     signals = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in signals}

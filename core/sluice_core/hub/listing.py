@@ -1,7 +1,7 @@
-"""What a model of the hub consists of, and which of its files are fetched. Pure but for
-the index that `weight_files` reads.
+"""The files of a model on the hub, and which of them are fetched. Pure but for the index that
+`weight_files` reads.
 
-Names are hostile input: only plain names are taken, known ones at the top of the repository and
+Names are hostile input. Only plain names are taken: known ones at the top of the repository, and
 chat templates in their folder. So no file is ever written outside its directory, or run.
 """
 

@@ -1,9 +1,9 @@
-"""Where a hub may send us on: the rule of `hub.site`. No torch.
+"""Which redirects of a hub are followed: the rule of `hub.site`. No torch.
 
-A hub sends large files by redirects to hosts of a CDN, so a redirect leads where the hub likes, and
-who can write to a hub may like an address that only we can reach. A redirect to another host is
-followed to addresses of the internet, and to the endpoint's own kind where that is private, as in
-a mirror; never from https to http. `docs/decisions/models.md` says what is not covered.
+A hub redirects large files to hosts of a CDN. An attacker who can write to a hub could redirect to
+an address that only this process can reach. So a redirect to another host must end at a public
+address, or at a private one if the endpoint is private too (a mirror). It must never lead from
+https to http. `docs/decisions/models.md` says what is not covered.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ class RedirectRefused(Exception):
 
 
 def may_lead_to(address: Address, endpoint: Address | None) -> bool:
-    """Whether a redirect to another host may end at `address`.
+    """True if a redirect to another host may end at `address`.
 
-    `endpoint`: where the hub itself was found, None if that is not known (behind a proxy).
+    `endpoint`: the hub's own address, None if it is not known (behind a proxy).
     """
     address, endpoint = _unmapped(address), endpoint and _unmapped(endpoint)
     if address in _METADATA or address.is_link_local:
@@ -66,7 +66,7 @@ class Redirects:
         raise httpx.TooManyRedirects("it redirects again and again", request=request)
 
     def _check(self, before: httpx.URL, after: httpx.URL) -> None:
-        """What a URL tells without asking for the address of a name."""
+        """Check what the URL shows, without resolving a name."""
         if after.scheme not in ("http", "https"):
             raise _refused(before.host, after, "it is no http")
         if (before.scheme, after.scheme) == ("https", "http"):
@@ -81,7 +81,7 @@ class Redirects:
     def _watch(self, request: httpx.Request, came_from: str) -> None:
         """Look at the address of a new connection before anything is sent over it.
 
-        A name that were looked up for a check could be another address when it is connected to.
+        A name resolved for the check could resolve to another address for the connection.
         """
 
         def connected(address: Address) -> None:
@@ -93,7 +93,7 @@ class Redirects:
 
 
 def _trace(host: str, connected: Callable[[Address], None]) -> Callable[[str, Any], None]:
-    """httpcore's view of a request. A proxy's address is none of `host`: it is left alone."""
+    """A trace hook for httpcore. A proxy's address does not belong to `host`: it is not checked."""
     is_direct = False
 
     def trace(event: str, info: Any) -> None:

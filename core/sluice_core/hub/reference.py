@@ -37,7 +37,7 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which hub, by which right, and where its files are kept.
+    """The hub's address, the token, and the directory for its files.
 
     `timeout_s`: the longest silence of a connection; `retry_s`: the first wait before another
     attempt, which doubles.
@@ -83,7 +83,7 @@ def _is_there(model: str) -> bool:
 
 
 def access(environ: Mapping[str, str], download_dir: Path | None) -> Access:
-    """What the hub's own environment variables say; ValueError with one sentence."""
+    """Read the hub's own environment variables; ValueError with one sentence."""
     endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or DEFAULT_ENDPOINT
     if not endpoint.startswith(("https://", "http://")):
         raise ValueError(f"HF_ENDPOINT must start with https:// or http://, not be {endpoint!r}")
@@ -118,7 +118,7 @@ def _token(environ: Mapping[str, str], home: Path) -> str | None:
 
 
 def _saved_token(environ: Mapping[str, str], home: Path) -> str | None:
-    """What `hf auth login` left."""
+    """The token that `hf auth login` saved."""
     path = Path(environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
     try:
         return path.read_text(encoding="utf-8").strip() or None

@@ -1,6 +1,6 @@
 """The hub over HTTP: one request each, and its refusals as sentences. Shared with the operator.
 
-What a person must put right is a DownloadError, what may pass is Transient.
+A problem that a person must fix is a DownloadError; one that may pass is Transient.
 """
 
 import contextlib
@@ -144,7 +144,7 @@ class Site:
             response.close()
 
     def _refusal(self, response: httpx.Response, name: str) -> DownloadError | Transient:
-        """Why the hub does not give the model. It answers 401 for what does not exist, too.
+        """The reason of the hub's refusal. A hub also answers 401 for what does not exist.
 
         A 403 without a code may be a proxy's, and a CDN's signed link runs out: both may pass.
         """

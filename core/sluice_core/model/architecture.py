@@ -1,4 +1,4 @@
-"""What of a model's config.json decides its memory. Pure; shared by operator and worker."""
+"""The parts of config.json that decide a model's memory. Pure; shared by operator and worker."""
 
 import re
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from .families import FAMILIES, Family
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS = 1024
-"""More than any model has: what is listed for each layer stays short, whatever a config claims."""
+"""More than any model has: lists with an entry per layer stay short, whatever a config claims."""
 
 MAX_EXPERTS = 1 << 16
 MAX_NUMBER = (1 << 31) - 1
-"""Of any number of a config."""
+"""Upper bound of any number in a config."""
 MAX_SOFTCAP = 10_000
-"""Of attention scores. Kernels take tanh to 1e-7 of one, so a large cap would blur the scores."""
+"""Bound of the soft cap on scores: kernels' tanh is exact to 1e-7, so more would blur scores."""
 MAX_WINDOW = (1 << 31) - 1
 """Tokens that kernels can count; no sequence is longer."""
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -110,20 +110,20 @@ class ModelShape:
 
     @property
     def family(self) -> Family:
-        """What sets the architecture apart."""
+        """The architecture's differences from Llama."""
         return FAMILIES[self.architecture]
 
     @property
     def default_len(self) -> int:
-        """The longest sequence that is served where nobody says: with longrope the original length,
-        as in vLLM, for one set of factors serves all, and that of the longest is worse for others;
-        with linear scaling the length that is told.
-        """
+        """The longest sequence that is served by default, in tokens.
+
+        With longrope it is the original length, as in vLLM: all sequences share one set of factors.
+        Long sequences' set is worse for short ones. With linear scaling: the config's length."""
         return min(self.original_position or self.max_position, self.max_position)
 
     def holds(self, tensor: str) -> bool:
-        """Whether a tensor of that name in a checkpoint is one that the model has: not the head of
-        tied embeddings, which some are stored with."""
+        """True if the model has a tensor of that name. Some checkpoints store a head beside tied
+        embeddings; the model does not have that one."""
         return not may_lack(tensor) or (tensor == HEAD and not self.tie_word_embeddings)
 
     def window(self, layer: int) -> int | None:
@@ -138,7 +138,7 @@ class ModelShape:
 
 
 def may_lack(tensor: str) -> bool:
-    """Whether some checkpoints do without a tensor that others have."""
+    """True if some checkpoints leave out this tensor."""
     return tensor == HEAD or _FREQUENCIES.search(tensor) is not None
 
 
@@ -169,11 +169,11 @@ def _refuse_unbuilt(config: Mapping[str, object], architecture: str) -> None:
 
 
 def _names_own_classes(auto_map: object, architecture: str) -> bool:
-    """Whether auto_map names only the classes that transformers has under the same names.
+    """True if auto_map names only classes that transformers has under the same names.
 
-    Phi-3's checkpoints do: their code is what was built into transformers, and here, since. It is
-    not run either way; anything else means a model that is not the one built here. What it says of
-    the tokenizer (Phi-4-mini: another repository's) is not asked: tokenizer.json is there.
+    Phi-3's checkpoints do: transformers later took over their code, which is also built here. The
+    code is never run. Any other name means a model that is not built here. The tokenizer's entry
+    (Phi-4-mini names another repository's) is ignored, as tokenizer.json is there.
     """
     if auto_map is None:
         return True
@@ -219,8 +219,8 @@ def _attention_softcap(family: Family, config: Mapping[str, object]) -> float | 
 
 
 def _max_position(family: Family, config: Mapping[str, object]) -> int:
-    """Yarn reaches `factor` times beyond the original length, linear scaling beyond the one that is
-    told (as in vLLM, and not in Gemma 3); the others are told as they reach."""
+    """Yarn reaches `factor` times the original length. Linear scaling reaches `factor` times the
+    config's length (as in vLLM, but not in Gemma 3). Other kinds reach the config's length."""
     told, rope = positive(config, "max_position_embeddings"), _rope(config)
     kind, factor = rope_kind(rope), rope.get("factor")
     if not isinstance(factor, int | float) or not 1 <= factor <= 1 << 20:
@@ -243,7 +243,7 @@ def _original_position(family: Family, config: Mapping[str, object]) -> int | No
 
 
 def _rope(config: Mapping[str, object]) -> Mapping[str, object]:
-    """What is said of rotary positions: the older field first, as transformers has it."""
+    """The config's rotary settings: the older field goes first, as in transformers."""
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     return rope if isinstance(rope, Mapping) else {}
 
@@ -313,7 +313,7 @@ def _experts(family: Family, config: Mapping[str, object], num_layers: int) -> E
 
 
 def names_dtype(config: Mapping[str, object]) -> object:
-    """What config.json names as its dtype: transformers 5 writes `dtype`, before `torch_dtype`."""
+    """The dtype in config.json: transformers 5 writes `dtype`, older versions `torch_dtype`."""
     return config.get("dtype") or config.get("torch_dtype")
 
 
@@ -327,8 +327,8 @@ def _dtype(config: Mapping[str, object]) -> str:
 def resolve_dtype(requested: str, shape: ModelShape, *, on_cpu: bool) -> str:
     """The dtype to run with: `requested`, or the checkpoint's own for "auto".
 
-    Its own float16 is bfloat16 on a CPU, as in vLLM: few have fast products of it; and Gemma's is
-    wherever it runs.
+    A checkpoint's float16 becomes bfloat16 on a CPU, as in vLLM: few CPUs have fast float16
+    products. Gemma's becomes bfloat16 on every device.
     """
     name = shape.dtype if requested == "auto" else requested
     if requested == "auto" and name == "float16" and (on_cpu or shape.family.gemma):
@@ -360,10 +360,10 @@ def weights_bytes(shape: ModelShape, dtype_bytes: int) -> int:
 
 
 def bytes_saved(shape: ModelShape, dtype: str, quantization: str | None) -> int:
-    """What quantisation saves of `weights_bytes`: 0 for None. Raises SizingError.
+    """Bytes of `weights_bytes` that quantisation saves: 0 for None. Raises SizingError.
 
     The linear layers' weights take 1 byte each and a float32 scale for each output. Embeddings,
-    head, norms and routers stay as they are; biases, which become float32, are too few to count.
+    head, norms and routers stay as they are. Biases, which become float32, are too few to count.
     """
     if quantization is None:
         return 0

@@ -1,4 +1,4 @@
-"""The architectures that the one decoder runs, each told by what sets it apart from Llama.
+"""The architectures that the one decoder runs, each described by its differences from Llama.
 
 Pure and standard library only: the memory arithmetic and the decoder read the same table. The facts
 are transformers' (modeling_* and configuration_* of version 5.23).
@@ -23,14 +23,14 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What one architecture has that Llama has not, or the other way round.
+    """The differences of one architecture from Llama.
 
-    defaults: what transformers assumes of a key that config.json does not hold.
+    defaults: values that transformers assumes for keys missing in config.json.
     attention_bias: on q, k, v and output if `attention_bias` says so, on q, k and v, or nowhere.
     slides: the layers that see `sliding_window` tokens: all; those from `max_window_layers` on; or
-    all but every `sliding_window_pattern`-th. The last two listen to `layer_types` first.
-    gemma: norms times 1 + weight in float32, also after attention and MLP; embeddings scaled by the
-    root of their width; scores by that of `query_pre_attn_scalar`.
+    all but every `sliding_window_pattern`-th. `layer_types` overrides the last two.
+    gemma: norms multiply by 1 + weight in float32, also after attention and MLP. Embeddings are
+    scaled by the root of their width, scores by that of `query_pre_attn_scalar`.
     fused: the checkpoint holds q, k, v as one tensor, and gate, up as one.
     """
 

@@ -1,7 +1,7 @@
 """The one way to read a file of a checkpoint, for worker, operator and `sluice plan`. No torch.
 
-Rim. Files are hostile input: a directory gives regular files inside it and nothing else, sizes are
-capped, and each problem is one sentence that names the file and its cause.
+Rim. Files are hostile input: only regular files inside the directory are read, and sizes are
+capped. Each problem is one sentence that names the file and its cause.
 """
 
 import errno
@@ -24,7 +24,7 @@ TEMPLATES = "additional_chat_templates"
 MAX_JSON_BYTES = 64 << 20
 """A tokenizer of 256 k entries takes about 20 MiB."""
 _PARSING = threading.Lock()
-"""One text at a time: each takes several times its size as objects, and an operator has readers."""
+"""Parse one text at a time: it takes several times its size, and an operator has many readers."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -33,11 +33,11 @@ class Source(Protocol):
 
     @property
     def title(self) -> str:
-        """What it is called in a sentence."""
+        """Its name in an error's sentence."""
 
     @property
     def max_headers(self) -> int:
-        """How many files' headers are read; of more files the index tells the size."""
+        """Most files whose headers are read; with more files, the index tells the size."""
 
     def names(self) -> Collection[str]:
         """The files that are there, links that lead nowhere among them."""
@@ -110,7 +110,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def cause(error: OSError) -> str:
-    """Why a file cannot be read; where that is a right, whose right."""
+    """Why a file cannot be read; for a missing permission, whose."""
     if isinstance(error, PermissionError):
         return f"permission denied for user {os.geteuid()}"
     return error.strerror or type(error).__name__
@@ -134,7 +134,7 @@ def checkpoint_dir(model: str) -> Path:
 
 
 def is_there(directory: Path, name: str) -> bool:
-    """Whether a file that a checkpoint may lack is there, readable or not."""
+    """True if an optional file of a checkpoint exists, readable or not."""
     return os.path.lexists(directory / name)
 
 

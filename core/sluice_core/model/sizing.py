@@ -1,7 +1,7 @@
 """How many sequences fit: the memory arithmetic, shared by operator and worker.
 
-Pure and standard library only. The operator calls it before any pod exists, the worker before it
-loads and again with measured bytes, so both give the same number and the same sentence.
+Pure and standard library only. The operator calls it before any pod exists. The worker calls it
+before it loads and again with measured bytes. So both give the same number and the same sentence.
 """
 
 import math
@@ -33,8 +33,8 @@ CONTEXT_BYTES = 500 * MIB
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": CONTEXT_BYTES + 140 * MIB}
 """GEMM scratch and allocator slack; on CUDA also the context."""
 HOST_BYTES = 3 * GIB
-"""Memory of the host beside a GPU: both processes as on a CPU, and 2 GiB for CUDA's libraries, its
-context and the kernels' code there, which are assumed: no GPU has been measured yet."""
+"""Host memory in bytes beside a GPU: both processes as on a CPU, and 2 GiB for CUDA. The 2 GiB
+(libraries, context, kernels' code) are assumed: no GPU has been measured yet."""
 MAX_GATHER_BYTES = 16 * MIB
 """Pages that plain attention brings together at once, for a group of decodes.
 
@@ -46,11 +46,11 @@ FULL_BATCH_SPLITS = 8
 MAX_SCORES_BYTES = 16 * MIB
 """Float32 scores that attention with a soft cap writes out at once."""
 MOST_UTILIZATION = 0.95
-"""Of what is advised: allocators and the machine take some as well."""
+"""Largest utilization that advice names: allocators and the machine take some memory as well."""
 DEFAULT_MEAN_LENGTH = 1024
 """Mean length (prompt and output) assumed before any traffic, at most half of max_model_len."""
 MAX_DIMS = 8
-"""Of a tensor; a model's have two, a convolution's four."""
+"""Most dimensions of a tensor; a model's tensors have two, a convolution's four."""
 MOST_BYTES = 1 << 60
 """Status and metrics hold 64 bits; no model is near it."""
 STATISTICAL_Z = 2.326
@@ -101,8 +101,8 @@ def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
     """Bytes of keys and values of one token.
 
-    All layers keep every token: one table of blocks serves them all, so that a layer with a sliding
-    window reads less but holds no less.
+    All layers share one block table, so each keeps every token. A layer with a sliding window
+    reads less but holds no less.
     """
     return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
 
@@ -117,7 +117,7 @@ def activation_bytes(
 ) -> int:
     """Peak bytes of one step: the wider of attention and MLP per token, and the sampled logits.
 
-    Logits: one float32 copy and one for sampling of each row, after one in the model's dtype.
+    A row of logits has three copies: the model's dtype, float32, and one for sampling.
     in_a_row: all layers share one scratch, in which a gate is never written out.
     """
     hidden, head_dim = shape.hidden_size, shape.head_dim
@@ -137,8 +137,8 @@ def activation_bytes(
 def _mlp_bytes(shape: ModelShape, dtype_bytes: int) -> int:
     """Peak bytes per token of the widest MLP.
 
-    Experts run one after another, and a token goes to each at most once; beside the one that runs
-    are the rows it takes, their result and their sum, and what the router said.
+    Experts run one after another, and a token goes to each at most once. Beside the running expert
+    lie its input rows, their result, the sum, and the router's output.
     """
     dense = dtype_bytes * 3 * shape.intermediate_size
     if shape.experts is None:
@@ -220,7 +220,7 @@ class MemoryPlan:
 
 
 def most_sequences(max_num_seqs: int | None, max_num_batched_tokens: int) -> int:
-    """Those that are asked for. A step decodes all that run, so its budget bounds them too."""
+    """The requested number. A step decodes all running sequences, so its budget is a bound too."""
     return min(max_num_seqs or MAX_CEILING, max_num_batched_tokens)
 
 
@@ -243,11 +243,11 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan. A model that does not fit is a plan with `fits` False, not an error.
 
-    `gathers`: attention brings pages together and writes masks out, as plain torch does; None until
-    a worker has chosen its kernels: on a CPU it may, on a GPU Triton's do not.
-    `measured_activation_bytes`: counted where they are more than the formula's. `in_a_row`: the
-    kernels run layers in one scratch. `num_blocks`: fixed by a person.
-    Raises SizingError where no memory could help: impossible numbers, or max_model_len over the
+    `gathers`: attention gathers pages and writes masks out, as plain torch does. None until a
+    worker has chosen its kernels: assumed on a CPU, not on a GPU, as Triton's do not gather.
+    `measured_activation_bytes`: used if larger than the formula's. `in_a_row`: the kernels run
+    layers in one scratch. `num_blocks`: a number that the user fixed.
+    Raises SizingError if no memory could help: impossible numbers, or max_model_len over the
     model's own.
     """
     _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
@@ -296,9 +296,9 @@ def _bounded(plan: MemoryPlan) -> MemoryPlan:
 def host_memory_bytes(shape: ModelShape, dtype_bytes: int) -> int:
     """Memory of the host that loading onto a GPU takes, in whole GiB.
 
-    Files are mapped, and pages of them that were read are the kernel's to take back; one tensor at
-    a time goes to the device, for which a copy of it in another dtype may be made. So beside
-    HOST_BYTES it is the largest tensor, however many there are: the embeddings, or an MLP's matrix.
+    Files are mapped, so the kernel can reclaim pages that were read. One tensor at a time goes to
+    the device, perhaps through a copy in another dtype. So beside HOST_BYTES only the largest
+    tensor counts, however many there are: the embeddings, or an MLP's matrix.
     """
     widest = max(shape.vocab_size, shape.intermediate_size)
     return math.ceil((HOST_BYTES + widest * shape.hidden_size * dtype_bytes) / GIB) * GIB
@@ -342,16 +342,16 @@ def _usual_sequences(num_blocks: int, block_size: int, max_model_len: int) -> in
 
 
 def carried_sequences(kv_tokens: int, mean: float, sigma: float) -> int:
-    """Largest N with N mu + z sigma sqrt(N) <= kv_tokens, solved for sqrt(N): how many sequences of
-    this mean and deviation (tokens) outgrow the KV memory in at most 1 % of the moments."""
+    """Largest N with N mu + z sigma sqrt(N) <= kv_tokens, solved for sqrt(N). N sequences of this
+    mean and deviation (tokens) outgrow the KV memory at most 1 % of the time."""
     mean, z_sigma = max(mean, 1.0), STATISTICAL_Z * max(sigma, 0.0)
     root = math.sqrt(z_sigma**2 + 4 * mean * kv_tokens)
     return int(((root - z_sigma) / (2 * mean)) ** 2)
 
 
 def overflow_share(num_seqs: int, kv_tokens: int, mean: float, sigma: float) -> float:
-    """Share of the moments in which `num_seqs` such sequences outgrow the KV memory, so that one is
-    preempted; the sum of their lengths is taken to be normal."""
+    """Share of the time in which `num_seqs` such sequences outgrow the KV memory, so that one is
+    preempted. The sum of their lengths is assumed to be normal."""
     spare, spread = kv_tokens - num_seqs * mean, sigma * math.sqrt(num_seqs)
     if spread <= 0:
         return float(spare < 0)

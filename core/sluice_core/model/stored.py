@@ -1,8 +1,8 @@
 """Which file of a checkpoint holds which tensor, and of which type: config.json, index and headers.
 
-Never a tensor. Pure but for the `Source` it reads; shared by worker, operator and `sluice plan`.
-What counts where files disagree is as in transformers 5.23 (`_get_resolved_checkpoint_files`,
-`_get_dtype` of modeling_utils), except that the index decides which file a tensor is read from.
+It reads no tensor. Pure but for the `Source` it reads; shared by worker, operator and `sluice
+plan`. Files that disagree are resolved as in transformers 5.23 (`_get_resolved_checkpoint_files`,
+`_get_dtype` of modeling_utils), but the index decides which file a tensor is read from.
 """
 
 import re
@@ -22,11 +22,11 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 16 << 20
 """A thousand shards' names, for each tensor."""
 MAX_HEADER_BYTES = 8 << 20
-"""Of one file. The format allows 100 MB, which as objects would take more memory than an operator
-has, for everybody's objects."""
+"""Most bytes of one file's header. The format allows 100 MB; as Python objects that would take
+more memory than the operator has."""
 MAX_VALUES = 400_000
-"""Of one JSON document: nine of each of 44,000 tensors in a header, one of each in an index, where
-the largest models have 140,000. As objects, millions would take all of an operator's memory."""
+"""Most values of one JSON document. A header has nine per tensor (44,000 tensors), an index one;
+the largest models have 140,000. Millions of objects would take all of an operator's memory."""
 _FIRST_BYTES = 64 << 10
 """Holds most headers: one of 300 tensors has about 30 kB."""
 _MAX_SHARDS = 1000
@@ -35,7 +35,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 Header = Mapping[str, object]
-"""Of each tensor its `dtype`, `shape` and `data_offsets`, unchecked."""
+"""By tensor name: `dtype`, `shape` and `data_offsets`, unchecked."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Weights:
 
     @staticmethod
     def of(source: Source, present: Collection[str] | None = None) -> "Weights":
-        """What the index names, or model.safetensors, which goes before an index of other files.
+        """The files that the index names, or model.safetensors, which wins over an index of others.
 
-        `present`: the files that there are, where `source` has not got all of them yet.
-        CheckpointError where there are no weights.
+        `present`: the files that exist, if `source` does not have all of them yet.
+        CheckpointError if there are no weights.
         """
         present = source.names() if present is None else present
         if INDEX in present:
@@ -77,20 +77,20 @@ class Weights:
 
     @cached_property
     def has_headers(self) -> bool:
-        """Whether every header can be read: the files are there, and not too many."""
+        """True if every header can be read: all files exist, and there are not too many."""
         is_few = len(self.files) <= self.source.max_headers
         return is_few and set(self.files) <= set(self.source.names())
 
     @cached_property
     def first_header(self) -> Header | None:
-        """Of the first file by name; None where that is not there."""
+        """The header of the first file by name; None if that file does not exist."""
         name = self.files[0]
         return _read_header(self.source, name) if name in self.source.names() else None
 
     @property
     def dtype(self) -> str | None:
-        """Type of the stored tensors, None where nothing says it: that of the first one by name in
-        the first file, of the first floating one if there is any."""
+        """Type of the first tensor by name in the first file. A floating tensor goes before others.
+        None if it is not known."""
         header = self.first_header
         if not header:
             return None

@@ -1,4 +1,4 @@
-"""The engine's side of the evidence: its state, its steps, and what they teach. Pure.
+"""The engine's side of the evidence: its state, its steps, and the learned step model. Pure.
 
 A foreign engine sends no step reports: its snapshot stays as it is, and there is no step model.
 """
@@ -16,8 +16,8 @@ NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 class EngineSide:
     """The engine's state and step model; its steps are counted into `ticks`.
 
-    `price_s`: time that the order reckons for a prefill token. `last_lack`: the cause for which the
-    last request waited.
+    `price_s`: seconds that the order assumes for a prefill token. `last_lack`: the cause of the
+    last request's wait.
     """
 
     def __init__(self, ticks: Ticks) -> None:
@@ -56,7 +56,7 @@ class EngineSide:
 
     @property
     def waiting_cause(self) -> Cause:
-        """The lack that keeps most of the requests that wait now."""
+        """The lack for which most of the waiting requests wait."""
         return "kv" if self.snapshot.waiting_kv > self.snapshot.waiting_cap else "cap"
 
     @property
@@ -79,5 +79,5 @@ class EngineSide:
         return 0.0 if model is None else self._prefill_time.upper_ms(model, num_tokens, now_s)
 
     def uncached(self, num_tokens: int) -> float:
-        """Tokens of a prompt of `num_tokens` that are to be computed, on the mean."""
+        """Mean number of tokens to compute of a prompt of `num_tokens`."""
         return self._prefill_time.uncached(num_tokens)

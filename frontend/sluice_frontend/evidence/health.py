@@ -1,7 +1,7 @@
-"""Health means progress: live is idle, or the step counter moved lately. Pure.
+"""Health means progress: an engine is live if it is idle or its step counter moved lately. Pure.
 
-A busy engine is not a dead one: a long prefill moves the counter at its end. The timeout bounds the
-longest step.
+A busy engine is not dead: a long prefill moves the counter only at its end. So the timeout bounds
+the longest step.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from sluice_core.contract import Hung
 from sluice_core.errors import timestamp
 
 LOADING_TIMEOUT_S = 1800.0
-"""Silence after which an engine that starts is not live; each of its phases reports."""
+"""Seconds of silence after which a starting engine is not live; each of its phases reports."""
 READY_SHARE = 0.5
 """Share of the liveness timeout after which a stalled engine is no longer sent new work."""
 
@@ -27,10 +27,10 @@ class Verdict:
 
 @dataclass(slots=True)
 class Liveness:
-    """The state of the engine process as it was last heard; times are monotonic seconds.
+    """The last known state of the engine process; times are monotonic seconds.
 
     `created_s`: Unix time at `now_s`. `heard_s`: the last message. `moved_s`: the last time that
-    the step counter moved or there was nothing to do.
+    the step counter moved or the engine was idle.
     """
 
     now_s: float
@@ -66,7 +66,7 @@ class Liveness:
         self.steps, self.has_work = steps, has_work
 
     def work_arrived(self, now_s: float) -> None:
-        """Work was sent; an idle engine owes a step from now on, not from its last one."""
+        """Work was sent; an idle engine must make a step, counted from now on."""
         if not self.has_work:
             self.has_work, self.moved_s = True, now_s
 
@@ -74,7 +74,7 @@ class Liveness:
         self.death = reason
 
     def liveness(self, now_s: float, timeout_s: float) -> Verdict:
-        """A probe that fails where a restart would help."""
+        """A probe that fails if a restart would help."""
         if self.death is not None:
             return Verdict(False, self.death, "dead", 0)
         if not self.is_serving:
@@ -93,7 +93,7 @@ class Liveness:
         return self._hung if self.progress(now_s, timeout_s).phase == "hung" else None
 
     def progress(self, now_s: float, timeout_s: float) -> Verdict:
-        """A probe that fails where the engine is not likely to answer soon."""
+        """A probe that fails if the engine is not likely to answer soon."""
         return self.liveness(now_s, timeout_s * READY_SHARE)
 
     def health(self, now_s: float, timeout_s: float) -> Verdict:
@@ -102,7 +102,7 @@ class Liveness:
         return Verdict(live.ok and self.is_serving, live.reason, live.phase, live.percent)
 
     def readiness(self, now_s: float, timeout_s: float) -> Verdict:
-        """A probe that fails where no new work should be sent."""
+        """A probe that fails if no new work should be sent."""
         up = self.health(now_s, timeout_s)
         if not up.ok:
             return up

@@ -1,4 +1,4 @@
-"""Books each hand-over once, for the evidence and for the metrics."""
+"""Books each delivered token once, for the evidence and for the metrics."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ class Ledger:
     def token(
         self, timer: RequestTimer, token: TokenOut, *, at_cap: bool, is_drafted: bool, now_s: float
     ) -> None:
-        """A token was handed over at `now_s`. `is_drafted`: it came with another, of its step."""
+        """A token was delivered at `now_s`. `is_drafted`: it came with another of the same step."""
         if timer.first_s is None:
             parts = token.first or UNKNOWN_PARTS
             ttft_s = self.recorder.first_token(timer, now_s, parts)
@@ -42,7 +42,7 @@ class Ledger:
         computed_s: float,
         now_s: float,
     ) -> None:
-        """The last token, which came from the engine at `computed_s`, was handed over."""
+        """The last token, which came from the engine at `computed_s`, was delivered."""
         e2e_s = self.recorder.finish(timer, now_s, computed_s)
         stats = self.stats
         stats.end(reason)
@@ -57,7 +57,7 @@ class Ledger:
             stats.observe("request_time_per_output_token_seconds", timer.mean_gap_ms / 1e3)
 
     def whole(self, num_tokens: Iterable[int]) -> None:
-        """All answers to a prompt have ended, with these lengths."""
+        """All answers to a prompt have ended, with these lengths in tokens."""
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
     def leave(self, timer: RequestTimer, now_s: float) -> None:
@@ -68,7 +68,7 @@ class Ledger:
         """The server ended it: shed, failed or died."""
         is_refusal = error.http_status == 429 and timer.first_s is None
         by_server = not isinstance(error, RequestError)
-        if isinstance(error, DeadlineUnreachable):  # its own, and a target's only where that is too
+        if isinstance(error, DeadlineUnreachable):  # its own deadline; a target may be met or not
             by_server = is_refusal and self.recorder.will_miss(timer, now_s)
         self.recorder.drop(timer, now_s, by_server=by_server, refused=is_refusal)
         self.stats.end("error")

@@ -1,4 +1,4 @@
-"""How long the requests are that finished lately, in tokens and in time. Pure."""
+"""Lengths of recently finished requests, in tokens and in time. Pure."""
 
 import math
 from collections import deque
@@ -7,7 +7,7 @@ from sluice_core.contract import Lengths
 
 LENGTHS_KEPT = 1024
 SERVICE_TIMES_KEPT = 64
-"""Numbers of finished requests behind each mean: few enough that a shift of the traffic shows."""
+"""Number of finished requests behind each mean: few enough to show a shift of the traffic."""
 
 
 class RecentRequests:

@@ -53,7 +53,7 @@ E2E_EDGES = (
 
 
 def with_target(edges: tuple[float, ...], target_ms: float | None) -> tuple[float, ...]:
-    """`edges` with one on the target, so that the share over it can be read off exactly."""
+    """`edges` with one on the target, so that the share over it can be read exactly."""
     return edges if target_ms is None else tuple(sorted({*edges, target_ms / 1e3}))
 
 
@@ -76,7 +76,7 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by edge, as the exposition format wants them."""
+        """Cumulative counts by edge, as in the exposition format."""
         names = [*(str(float(edge)) for edge in self.edges), "+Inf"]
         return list(zip(names, accumulate(self.counts), strict=True))
 
@@ -130,7 +130,7 @@ class Statistics:
         self.set_window(1)
 
     def set_window(self, max_model_len: int) -> None:
-        """Token histograms reach to the window, which is known once the engine serves."""
+        """Extend token histograms to the window, which is known once the engine serves."""
         tokens, targets = one_two_five(max_model_len), asdict(self.slo)
         self.histograms = {
             name: Histogram(with_target(edges or tokens, targets.get(target)))
@@ -157,7 +157,7 @@ class Statistics:
             self.batches.append((report.num_decodes, report.num_padding))
 
     def effective_batch(self) -> float:
-        """Mean number of sequences that a recent decode step brought a token to."""
+        """Mean number of sequences that got a token in a recent decode step."""
         return sum(decodes for decodes, _ in self.batches) / max(len(self.batches), 1)
 
     def padding_waste(self) -> float:
@@ -181,7 +181,7 @@ class Statistics:
         self.rejected[reason] += 1
 
     def answer(self, route: str, method: str, status: int) -> None:
-        """An HTTP request was answered. Clients choose methods, so few of them have a name."""
+        """An HTTP request was answered. Clients choose methods, so only known ones are labels."""
         method = method if method in METHODS else "other"
         self.answered[route, method, f"{status // 100}xx"] += 1
 
@@ -206,7 +206,7 @@ class View:
 
 
 Values = Mapping[Any, Any]
-"""Values by the labels that a family has of its own."""
+"""Values by the family's own labels."""
 Value = Callable[[View, Statistics], float | Values | None]
 """One number, or several by label; None hides the family."""
 

@@ -27,7 +27,7 @@ class Tally:
         return is_over
 
     def note(self, value_ms: float) -> None:
-        """Take a value that is counted already into the sketch."""
+        """Add a value that is already counted to the sketch."""
         index = bucket_of(value_ms)
         self.sketch[index] = self.sketch.get(index, 0) + 1
 

@@ -1,8 +1,8 @@
-"""The time of a first token besides waiting, learned from those that came. Pure.
+"""The time of a first token besides waiting, learned from earlier first tokens. Pure.
 
-The step model tells a prefill alone. HTTP, a busy event loop and decodes in the same steps add to
-it, and the prefix cache spares some. With the mean alone, admission under overload would be a coin
-toss for every request at the edge. So the deviation is learned as well, as TCP learns its
+The step model gives the time of a prefill alone. HTTP, a busy event loop and decodes in the same
+steps add to it; the prefix cache saves some. With only the mean, admission under overload would be
+a coin toss for every request at the edge. So the deviation is learned as well, as in TCP's
 retransmission timeout (RFC 6298).
 """
 
@@ -12,13 +12,13 @@ from sluice_core.contract import StepModel
 
 WEIGHT = 0.1
 DEVIATIONS = 2.0
-"""Mean deviations above the mean: with 2, 95 % of the accepted are in time at 3 x capacity."""
+"""Mean deviations above the mean: with 2, 95 % of accepted requests are in time at 3 x capacity."""
 MAX_SLOWNESS = 20.0
 OVERHEAD_MS = 30.0
-"""A prefill that takes this long alone teaches both parts of an `Excess` alike. A shorter one
-teaches mostly the added part, or HTTP's cost for a chat would be multiplied for a long prompt."""
+"""A prefill of this time alone teaches both parts of an `Excess` equally. A shorter one mostly
+teaches the added part; else a chat's HTTP cost would be multiplied for a long prompt."""
 FADE_S = 60.0
-"""Without new values an `Excess` fades by e in this time: who is kept out teaches nothing."""
+"""Without new values an `Excess` fades by e in this time: refused requests teach nothing."""
 
 
 class Excess:
@@ -43,7 +43,7 @@ class Excess:
 
 
 class PrefillTime:
-    """The excess over the model, and the share of prompts that is not cached."""
+    """The excess over the model, and the uncached share of prompts."""
 
     def __init__(self) -> None:
         self._mean, self._deviation = Excess(), Excess()
@@ -66,7 +66,7 @@ class PrefillTime:
         self._uncached_share += WEIGHT * (uncached / num_tokens - self._uncached_share)
 
     def uncached(self, num_tokens: int) -> float:
-        """Tokens of a prompt of `num_tokens` that are to be computed, on the mean."""
+        """Mean number of tokens to compute of a prompt of `num_tokens`."""
         return num_tokens * self._uncached_share
 
     def upper_ms(self, model: StepModel, num_tokens: int, now_s: float) -> float:

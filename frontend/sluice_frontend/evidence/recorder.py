@@ -1,9 +1,8 @@
 """A request's side of the evidence: all arrivals and all gaps, counted in closed ticks. Pure.
 
-Every method is told the time (`now_s`: CLOCK_MONOTONIC seconds, the clock of `wire`). A request's
+Every method gets the time (`now_s`: CLOCK_MONOTONIC seconds, the clock of `wire`). A request's
 clock starts with the last byte of its body. It is read when bytes of a token are ready for its
-socket, so that HTTP, tokenising and a busy event loop count as waiting. A client's reading does not
-count.
+socket. So HTTP, tokenising and a busy event loop count as waiting, and a slow client does not.
 """
 
 import math
@@ -146,10 +145,10 @@ class Recorder:
         self._count_whole(is_over=True)
 
     def refuse_for_deadline(self, wait_ms: float, rest_ms: float) -> None:
-        """One was refused that expected `wait_ms` for a place and `rest_ms` of work.
+        """A request was refused that expected `wait_ms` for a place and `rest_ms` of work.
 
-        It is over where a target would have been missed. A deadline shorter than the targets is no
-        miss of theirs, or a header would scale the service.
+        It is over if it would have missed a target. Missing a shorter deadline of its own does not
+        count: otherwise a header could scale the service.
         """
         self.ticks.open.arrivals += 1
         self.ticks.open.refused += 1
@@ -168,7 +167,7 @@ class Recorder:
                 timer.group.has_begun = True
 
     def first_token(self, timer: RequestTimer, now_s: float, parts: FirstToken) -> float:
-        """The first token was handed over; returns its time since arrival, in seconds."""
+        """The first token was delivered; returns its time since arrival, in seconds."""
         self._leave(timer)
         ttft_s = now_s - timer.arrival_s
         self.engine.learn(timer.num_prompt_tokens, parts, ttft_s, now_s)
@@ -187,7 +186,7 @@ class Recorder:
         return ttft_s
 
     def next_token(self, timer: RequestTimer, now_s: float, *, at_cap: bool) -> float:
-        """A later step's token was handed over; returns its gap in seconds."""
+        """A later step's token was delivered; returns its gap in seconds."""
         gap_s = now_s - timer.last_s
         timer.last_s = now_s
         timer.num_tokens += 1
@@ -203,16 +202,16 @@ class Recorder:
         return gap_s
 
     def drafted_token(self, timer: RequestTimer, now_s: float) -> None:
-        """One more token of the same step was handed over. It is no gap, or zeros would hide those
-        between steps (vLLM's metric counts steps as well)."""
+        """One more token of the same step was delivered. It makes no gap: zeros would hide the gaps
+        between steps (vLLM's metric also counts steps)."""
         timer.last_s = now_s
         timer.num_tokens += 1
 
     def finish(self, timer: RequestTimer, now_s: float, computed_s: float | None = None) -> float:
-        """All of its tokens were handed over; returns the end-to-end time in seconds.
+        """All of its tokens were delivered; returns the end-to-end time in seconds.
 
-        `computed_s`: when the last of them came from the engine, if not at once. Its place is
-        another's from then on.
+        `computed_s`: when the last one came from the engine, if earlier. Its place is free from
+        then on.
         """
         self._end(timer)
         tick, e2e_s = self.ticks.open, now_s - timer.arrival_s
@@ -237,8 +236,8 @@ class Recorder:
         """It ended without finishing. That is a miss if the server ended it (`by_server`: failed,
         shed), or if the client left after the target had passed.
 
-        `refused` but not `by_server`: for a deadline of its own that is shorter than the targets.
-        It counts only against targets that it has missed already.
+        `refused` but not `by_server`: dropped for its own deadline, shorter than the targets. It
+        counts only against targets that it has already missed.
         """
         cause, age_ms = self._cause_so_far(timer, now_s), (now_s - timer.arrival_s) * 1e3
         self._end(timer)
@@ -276,11 +275,11 @@ class Recorder:
         )
 
     def hopeless(self, now_s: float, target_ms: float | None) -> list[RequestTimer]:
-        """Waiting requests that can no longer have their first token in time, and have not begun.
-        A request of several sequences is its first one, which the engine may spare.
+        """Waiting requests that have not begun and can no longer have their first token in time.
+        A request of several sequences is listed by its first one, which the engine may spare.
 
-        In time means within their own deadline, or else within `target_ms`. The rest of their way
-        is one prefill (`EngineSide.prefill_ms`). They begin at once if nothing runs.
+        In time means within their own deadline, or else within `target_ms`. They still need one
+        prefill (`EngineSide.prefill_ms`). They begin at once if nothing runs.
         """
         engine = self.engine
         begin_at_once = not engine.snapshot.running
@@ -297,7 +296,7 @@ class Recorder:
         return list(late.values())
 
     def will_miss(self, timer: RequestTimer, now_s: float) -> bool:
-        """True if one that waits can no longer have its first token within the target."""
+        """True if a waiting request can no longer have its first token within the target."""
         rest_ms = self.engine.prefill_ms(timer.num_prompt_tokens, now_s)
         return _is_out_of_reach(timer, now_s, self.ticks.slo.ttft_ms, rest_ms)
 
@@ -307,7 +306,7 @@ class Recorder:
         return self._pending.values()
 
     def _count_late(self, end_s: float) -> None:
-        """Requests that passed a target in this tick and are not there yet are over, once."""
+        """Count requests as over, once, that passed a target in this tick without a result."""
         for timer in _older(self._pending, end_s, self.ticks.slo.ttft_ms):
             if not timer.decided:
                 timer.decided = True
@@ -320,7 +319,7 @@ class Recorder:
     # -- causes
 
     def _count_whole(self, *, is_over: bool) -> None:
-        """A request that did not finish, against the end-to-end target if there is one."""
+        """Count an unfinished request against the end-to-end target, if there is one."""
         if self.ticks.slo.e2e_ms is not None:
             self.ticks.open.e2e.n += 1
             self.ticks.open.e2e.over += is_over

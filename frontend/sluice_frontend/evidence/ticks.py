@@ -27,7 +27,7 @@ class _Settling:
 
 
 class Ticks:
-    """The open tick, which others count into, and the ring of closed ones.
+    """The open tick, into which others count, and the ring of closed ones.
 
     `epoch`, `max_num_seqs`, `slo`: in force. `next_seq`: of the open tick.
     """
@@ -62,8 +62,8 @@ class Ticks:
         self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
 
     def _cap_before(self, max_num_seqs: int) -> int:
-        """The cap that a change to `max_num_seqs` comes from. A pending change keeps its own where
-        it comes again, or still drains."""
+        """The cap before a change to `max_num_seqs`. A pending change keeps its own if it is
+        repeated, or still drains."""
         pending = self._settling
         if pending and (max_num_seqs == pending.after or pending.after < pending.before):
             return pending.before

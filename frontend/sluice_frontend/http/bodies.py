@@ -12,23 +12,23 @@ from .guards import read_body
 from .offload import FairQueue
 
 FREE_BYTES = 1 << 16
-"""Part of each body that counts for nothing: ordinary requests pass beside large ones."""
+"""Bytes of each body that are not counted, so ordinary requests pass beside large ones."""
 MAX_LARGEST = 16
 """Number of bodies of the largest size that may be held at once."""
 LARGE_BYTES = 1 << 20
 MAX_UNREAD_BYTES = 32 << 20
-"""No other answer of LARGE_BYTES is written while clients have more than this to read."""
+"""Bytes: while clients have more than this to read, no other answer of LARGE_BYTES is written."""
 Refusal = Callable[[str], SluiceError]
-"""Makes the error that is raised for a sentence."""
+"""sentence -> the error to raise."""
 
 
 def too_many(sentence: str) -> TooManyOpen:
-    """The refusal of a request that is no arrival of anything to generate."""
+    """The refusal of a request that generates nothing, so it is not booked as an arrival."""
     return TooManyOpen(sentence, retry_after_s=1)
 
 
 class Bodies:
-    """The bytes over FREE_BYTES of each request, while they come, are parsed and tokenised."""
+    """Counts the bytes over FREE_BYTES of each request until it is parsed and tokenised."""
 
     def __init__(self, limits: ServerConfig) -> None:
         self._limits = limits
@@ -36,9 +36,9 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request, refusal: Refusal = too_many) -> AsyncIterator[bytes]:
-        """A body, counted as it comes until the caller is done with it.
+        """A body, counted from its first bytes until the caller is done with it.
 
-        Raises as `read_body`, and what `refusal` gives where others hold too much.
+        Raises as `read_body`, and the error of `refusal` if others hold too much.
         """
         limits, counted = self._limits, 0
 
@@ -57,8 +57,8 @@ class Bodies:
 
 
 class Answers:
-    """The bytes of answers until they are read. Those over FREE_BYTES are written one at a time:
-    writing takes as much again, and nothing else in Python runs."""
+    """Counts the bytes of answers until they are read. Answers over FREE_BYTES are written one at a
+    time: writing takes as much memory again, and blocks all other Python code."""
 
     def __init__(self) -> None:
         self._num_bytes = 0

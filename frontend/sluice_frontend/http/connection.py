@@ -1,7 +1,7 @@
 """HTTP/1.1 connections with deadlines: slow senders, slow readers, an age limit, and a number.
 
-uvicorn has none of these by default. They live in the protocol object, because there they cost
-nothing per token: a stalled reader is noticed by the transport's own write buffer.
+uvicorn has none of these by default. They are in the protocol object, where they cost nothing per
+token: the transport's own write buffer shows a stalled reader.
 """
 
 import asyncio
@@ -23,30 +23,30 @@ from ..openai.sse import error_body
 log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 32 << 10
 HEADER_S = 10.0
-"""Most time for a request's headers, which come in one piece or a few."""
+"""Most seconds for a request's headers, which come in one or a few pieces."""
 READ_SHARE = 8
 MOST_TO_READ = 512 << 10
-"""In each --write-timeout a reader takes this part of what was unread when it first stopped, or so
-many bytes. Else a byte each time would keep the connection for ever."""
+"""Bytes. In each --write-timeout a reader must take 1 / READ_SHARE of those unread when it first
+stopped, or this many. Else one byte each time would keep the connection for ever."""
 TELL_S = 60.0
-"""Time between two lines of the log that say that connections are at their limit."""
+"""Seconds between two log lines about connections at their limit."""
 NUM_CHUNKS = 1000
 MIN_CHUNK_BYTES = 64
-"""Least average of NUM_CHUNKS in a row: 1 MiB in chunks of one byte held the loop for 5.8 s."""
+"""Least mean size of NUM_CHUNKS in a row: 1 MiB in chunks of one byte held the loop for 5.8 s."""
 LIFE = "life"
 """Key in the ASGI scope's state: when the connection was made (loop time) and its age limit, s."""
 
 
 Deadline = Literal["receive", "write"]
 OnCut = Callable[[Deadline], None]
-"""Told of each connection that missed a deadline."""
+"""Called for each connection that missed a deadline."""
 
 
 class PendingResponse:
     """A port's connections on which no request is under way, the longest wait first.
 
-    A newcomer beyond `most` takes the place of the first. So probes and new clients get in, however
-    many connections somebody holds open.
+    A newcomer beyond `most` replaces the first. So probes and new clients get in, however many
+    connections one client holds open.
     """
 
     def __init__(self, most: int) -> None:
@@ -87,7 +87,7 @@ class Incoming(h11.Connection):
             names = {name for name, _ in event.headers}
             self._is_chunked = b"transfer-encoding" in names
             self._num_chunks = self._num_bytes = 0
-            # Where a body ends, a proxy before us may take by the other (RFC 9112, 6.3).
+            # A proxy before us may find the body's end by the other header (RFC 9112, 6.3).
             if self._is_chunked and b"content-length" in names:
                 self.problem = "Content-Length and Transfer-Encoding contradict each other"
                 raise h11.RemoteProtocolError(self.problem)
@@ -132,7 +132,7 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The age is jittered, or clients that came together leave together."""
+        """Jitter the age limit; else clients that came together leave together."""
         super().connection_made(transport)
         age_s = self.limits.connection_max_age * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         self._heard_s = now_s = self.loop.time()
@@ -156,7 +156,7 @@ class Connection(H11Protocol):
         super().data_received(data)
         if not self._is_idle():
             self.waiting.leave(self)
-        # The cycle of a request before, which was answered, says nothing of this one.
+        # The cycle of an earlier, answered request says nothing about this one.
         is_whole = self.cycle and not self.cycle.more_body and not self.cycle.response_complete
         if is_whole or self._has_nothing_begun():
             self._receive_timer = _cancelled(self._receive_timer)
@@ -164,11 +164,11 @@ class Connection(H11Protocol):
             self.flow.resume_reading()  # which the next request pauses: or no leaving would be seen
 
     def _has_nothing_begun(self) -> bool:
-        """True if all that came belongs to a request that is answered."""
+        """True if all received bytes belong to an answered request."""
         return self._is_idle() and not self.conn.is_in_body and not self.conn.trailing_data[0]
 
     def pause_writing(self) -> None:
-        """The client has stopped reading: it is cut unless it reads on."""
+        """The client has stopped reading: cut it unless it continues."""
         super().pause_writing()
         if self._write_timer is None:
             self._arm_write()
@@ -205,7 +205,7 @@ class Connection(H11Protocol):
         )
 
     def _check_read(self, num_first: int, num_before: int) -> None:
-        """A large answer may take its time, as long as a part of it is read in each interval."""
+        """A large answer may take long if the client reads a part of it in each interval."""
         num_read = num_before - self.transport.get_write_buffer_size()
         if num_read >= max(min(num_first // READ_SHARE, MOST_TO_READ), 1):
             self._arm_write(num_first)
@@ -214,11 +214,11 @@ class Connection(H11Protocol):
 
     @property
     def heard_s(self) -> float:
-        """Loop time at which its client dialled or was last answered; now, amid a request."""
+        """Loop time at which its client connected or was last answered; now during a request."""
         return self._heard_s if self._has_nothing_begun() else self.loop.time()
 
     def close_if_idle(self) -> None:
-        """Close between two requests; one under way, or begun, gets its answer."""
+        """Close between two requests; a request under way, or begun, gets its answer."""
         if self._has_nothing_begun():
             self.shutdown()
 
@@ -254,8 +254,8 @@ class Connection(H11Protocol):
         self._receive_timer = self.loop.call_later(limit_s, self._receive_is_late, is_body)
 
     def _receive_is_late(self, is_body: bool) -> None:
-        """Headers that do not end are cut here; a body that does not end is answered 408, and cut
-        here if that was answered before."""
+        """Cut headers that do not end. A body that does not end is answered 408, and cut here if
+        its request was already answered."""
         self._receive_timer = None
         if self.conn.is_in_body and not is_body:
             self._arm_receive()

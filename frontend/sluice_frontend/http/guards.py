@@ -39,19 +39,19 @@ from .orca import ASKED_BY, HEADER, load_report
 PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
 """Paths that answer without a bearer."""
 SALT = "salt"
-"""Key in the ASGI scope's state: the share of the prefix cache that a request has."""
+"""Key in the ASGI scope's state: the salt of a request's share of the prefix cache."""
 ASKED_ID = "request_id"
-"""Key as well: the id that a request came with, or was given."""
+"""Another key there: the id that a request brought or was given."""
 log = logging.getLogger(__name__)
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
 JSON = "application/json"
 UNREAD = BodyTooLarge | RequestTimeout | TooManyOpen
-"""Errors that are answered while the request's body may still come."""
+"""Errors that are answered while the request's body may still arrive."""
 
 
 class Bearer:
-    """Tokens, those of a file as it changes. Never shown: not in repr, log or error."""
+    """Bearer tokens, reread when their file changes. Never shown: not in repr, log or error."""
 
     def __init__(self, tokens: Collection[str], path: Path | None = None) -> None:
         self._path, self._version = path, _version(path)
@@ -59,27 +59,27 @@ class Bearer:
 
     @classmethod
     def of(cls, path: Path | None) -> "Bearer | None":
-        """The file's tokens, or None where there is no file and so no lock."""
+        """The file's tokens, or None if there is no file and so no check."""
         return None if path is None else cls(read_secrets(path), path)
 
     def __repr__(self) -> str:
         return f"Bearer({len(self._tokens)} tokens)"
 
     def check(self, authorization: bytes) -> str:
-        """The salt of the token in a header's value: each has a share of the prefix cache.
+        """The salt of the token in a header's value: each token has a share of the prefix cache.
 
         Raises Unauthorized.
         """
         self._read_again()
         scheme, _, token = authorization.partition(b" ")
-        # Compared with every token, each in constant time, so that time tells nothing.
+        # Compare with every token in constant time, so that the time reveals nothing.
         same = [each for each in self._tokens if hmac.compare_digest(token.strip(), each)]
         if scheme.lower() != b"bearer" or not same:
             raise Unauthorized("a valid bearer token is required")
         return hashlib.sha256(same[0]).hexdigest()
 
     def _read_again(self) -> None:
-        """Take a rotated Secret, which reaches its volume within a minute. A spoilt one changes
+        """Read a rotated Secret, which reaches its volume within a minute. An invalid one changes
         nothing, and the log says why."""
         version = _version(self._path)
         if self._path is None or version in (None, self._version):
@@ -130,17 +130,17 @@ class Inflight:
 
 
 POD = socket.gethostname()
-"""In Kubernetes a pod's host name is its own name: clients can tell who answered."""
+"""In Kubernetes the host name is the pod's name, so clients can tell which pod answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeMiddleware:
     """The outermost layer: checks the bearer, names request and pod, closes old connections.
 
-    `check_room`: may refuse requests of `bounded_paths` before their body is read; it is told how
-    many others are open. `lifetime`: the part of its age limit that a connection may reach now.
-    `load`: told with each answer to those who ask for it. `on_answer`: told the route ("none" if
-    there is no such), the method and the status of each.
+    `check_room`: may refuse requests of `bounded_paths` before their body is read; it gets the
+    number of other open ones. `lifetime`: share of its age limit that a connection may reach now.
+    `load`: sent with each answer to clients that ask for it. `on_answer`: called with the route
+    ("none" if unknown), the method and the status of each answer.
     """
 
     app: ASGIApp
@@ -193,14 +193,14 @@ class EdgeMiddleware:
         return scope["path"] in self.bounded_paths and scope["method"] == "POST"
 
     def _route(self, scope: Scope) -> str:
-        """The route that a request is counted under, also if it was refused here."""
+        """The route under which a request is counted, also if it was refused here."""
         bounded: str = scope["path"] if self._is_bounded(scope) else "none"
         path: str = getattr(scope.get("route"), "path", bounded)
         return path
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """A request whose target is a whole URL, as some proxies send it, as one for its path."""
+    """Some proxies send a whole URL as a request's target; use its path."""
     scheme, found, rest = scope["raw_path"].partition(b"://")
     if not found or scheme.lower() not in (b"http", b"https"):
         return scope
@@ -221,8 +221,8 @@ async def read_body(
 ) -> bytes:
     """The body, refused as soon as it is known to be over `max_bytes`.
 
-    `count` is told how much has come, and may refuse more. Raises RequestError (framing, encoding),
-    BodyTooLarge, RequestTimeout.
+    `count` gets the number of bytes so far, and may refuse more. Raises RequestError (framing,
+    encoding), BodyTooLarge, RequestTimeout.
     """
     length = request.headers.get("content-length")
     if (request.headers.get("content-encoding") or "identity").lower() != "identity":
@@ -249,7 +249,7 @@ def answer(body: object, status: int = 200) -> Response:
 
 
 def error_reply(error: SluiceError) -> Response:
-    """`error` as a response, with Retry-After where waiting helps."""
+    """`error` as a response, with Retry-After if waiting helps."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
@@ -263,7 +263,7 @@ class ReadReply(Response):
     """An answer that is under way until its client has read all but the last few KB."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all, and then an empty end, which waits for the connection to have room."""
+        """Send all, then an empty end, which waits until the connection has room."""
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
@@ -275,10 +275,10 @@ class ReadReply(Response):
 
 
 class LingeringReply(ReadReply):
-    """Answers while the request is still being sent, and closes.
+    """Answers while the request is still being sent, then closes.
 
-    The rest is thrown away for a moment: closing with unread bytes would reset the connection, and
-    the client might never see the answer.
+    It reads and discards the rest for a moment: closing with unread bytes would reset the
+    connection, and the client might never see the answer.
     """
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:

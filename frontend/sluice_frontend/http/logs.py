@@ -37,7 +37,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 def install(level: str = "INFO", formatter: logging.Formatter | None = None) -> None:
     """Events go to standard error, as JSON if not told otherwise; libraries speak from warnings.
 
-    Raises ConfigError for a `level` that is none, in any case of its letters.
+    Raises ConfigError for an unknown `level`; upper and lower case are equal.
     """
     if level.upper() not in _LEVELS:
         problem = f"SLUICE_LOG_LEVEL must be one of {', '.join(_LEVELS)}, not {level!r}"

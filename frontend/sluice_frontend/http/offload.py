@@ -1,4 +1,4 @@
-"""Work whose time grows with what a client sends goes to a thread, so that streams do not wait."""
+"""Runs work whose time grows with a client's input in threads, so that streams do not wait."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 INLINE_CHARS = 4096
-"""Texts up to this are tokenised at once, which takes less than a thread costs."""
+"""Texts up to this are tokenised inline, which costs less than a thread."""
 INLINE_BYTES = 1 << 16
-"""Bodies up to this are parsed at once. The largest take up to 120 ms, in which nothing else in
-Python runs."""
+"""Bodies up to this are parsed inline. The largest take up to 120 ms, in which no other Python code
+runs."""
 LARGE_CHARS = 1 << 16
-"""Texts over this are tokenised one at a time: each takes a hundred times its size meanwhile."""
+"""Texts over this are tokenised one at a time: tokenising takes a hundred times their size."""
 T = TypeVar("T")
 
 
@@ -21,8 +21,8 @@ async def off_loop(size: int, work: Callable[[], T], inline: int = INLINE_CHARS)
 
 
 class FairQueue:
-    """Work of one kind, of which large pieces take turns in one thread. The next piece reuses its
-    memory, while every thread of a pool would keep as much to itself (glibc's arenas)."""
+    """Work of one kind: large pieces take turns in one thread. The next piece reuses its memory;
+    every thread of a pool would keep as much for itself (glibc's arenas)."""
 
     def __init__(self, kind: str, *, inline: int, large: int) -> None:
         self._thread = ThreadPoolExecutor(1, f"large-{kind}")

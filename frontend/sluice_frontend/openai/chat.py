@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: JSON bytes to a conversation and how to answer it. Pure.
 
-Tools are shown to the model by its template; a call that it writes comes back as text, because
-nothing here parses one. So tool_choice may be none (they are not shown) or auto.
+The template shows tools to the model. A call that it writes comes back as text, because calls are
+not parsed here. So tool_choice may be none (tools are not shown) or auto.
 """
 
 import json
@@ -26,8 +26,8 @@ from .protocol import (
 from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
 
 MAX_ITEMS = 4096
-"""Limit of messages, tools, documents, and of parts and calls of one message. All messages may have
-four times as many: a template that joins texts in a loop takes time by their square."""
+"""Limit of messages, tools, documents, and of parts and calls of one message. All messages together
+may have four times as many: templates that join texts in a loop take quadratic time."""
 Few = Meta(max_length=MAX_ITEMS)
 Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
@@ -163,7 +163,7 @@ CHAT_FIELDS = frozenset(ConversationFields.__struct_fields__ + ChatFields.__stru
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments: an object, and the client's own text where a template prints or joins it
+    """A call's arguments: an object, but the client's own text if a template prints or joins it
     (`'```json' + arguments`), as DeepSeek's do."""
 
     __slots__ = ("_text",)
@@ -182,7 +182,7 @@ class Arguments(dict[str, Any]):
         return other + self._text
 
     def __getattr__(self, name: str) -> Any:
-        """A method of the text, as in `arguments.strip()`; a field of that name goes before."""
+        """A method of the text, as in `arguments.strip()`; a field of that name wins."""
         if name.startswith("_") or name in self:
             raise AttributeError(name)
         return getattr(self._text, name)
@@ -283,7 +283,7 @@ def _check_total(messages: list[Message]) -> None:
 
 
 def _variables(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`kwargs`; raises for fields of the request, which have their own place."""
+    """`kwargs`; raises for names of the request's own fields."""
     for name in kwargs:
         if name in ConversationFields.__struct_fields__ or name.endswith("_token"):
             raise RequestError(
@@ -340,8 +340,8 @@ def _part(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked call. Arguments that are no object become an empty one: a model wrote them, and
-    each later request of its conversation has them again."""
+    """A checked call. Arguments that are no object become an empty one: a model wrote them, and all
+    later requests of its conversation contain them."""
     given = call["function"].get("arguments") or {}
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     try:

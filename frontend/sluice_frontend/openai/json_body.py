@@ -13,10 +13,10 @@ from sluice_core.errors import RequestError
 
 T = TypeVar("T")
 MAX_CONTAINERS = 1 << 18
-"""Lists and objects of one body, and brackets in its texts. A body of nothing else takes twenty
-times its size, and holds up all else in Python."""
+"""Most lists and objects of one body, and brackets in its texts. A body of only these takes twenty
+times its size, and blocks all other Python code."""
 MAX_VALUES = 1 << 24
-"""Values between commas: 128 prompts of 131,072 token ids."""
+"""Most values between commas: 128 prompts of 131,072 token ids."""
 _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
@@ -58,7 +58,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _refuse_flaws(fields: Mapping[str, Any]) -> None:
-    """Raise for what is no finite number or no text, at any depth that could be parsed."""
+    """Raise for non-finite numbers and invalid texts, at any depth that could be parsed."""
     for name, value in fields.items():
         held: list[object] = [name, value]
         while held:
@@ -89,7 +89,7 @@ def printable(name: str) -> str:
 
 
 def convert(value: object, kind: type[T], param: str | None = None) -> T:
-    """`value` as `kind`; raises RequestError naming the field, `param` or what the error names."""
+    """`value` as `kind`; raises RequestError naming the field: `param`, or the error's own."""
     try:
         return _typed(value, kind)
     except msgspec.ValidationError as error:
@@ -133,7 +133,7 @@ def _sentence(error: msgspec.ValidationError, kind: object) -> str:
 
 
 def _values(kind: Type, steps: list[str]) -> Iterator[object]:
-    """The values that a type allows for what is at `steps` in it: names of fields, [ for items."""
+    """The allowed values at path `steps` of a type; a step is a field's name, or [ for items."""
     match kind:
         case UnionType():
             for each in kind.types:

@@ -1,7 +1,7 @@
 """Log-probabilities as clients see them: of completions, of chats and of prompts. Pure.
 
-They stay packed until they are told, and become JSON token by token. As objects, those of one reply
-would take ten times its size.
+They stay packed until the reply, and become JSON token by token. As objects, the scores of one
+reply would take ten times its size.
 """
 
 from array import array
@@ -16,11 +16,11 @@ from sluice_core.wire import Scores
 TextOf = Callable[[int], str]
 """A token id's name in a reply."""
 BytesOf = Callable[[int], bytes]
-"""A token id's own bytes; some are no whole character."""
+"""A token id's own bytes; some are only part of a character."""
 
 _encoder = json.Encoder()
 LOWEST = -9999.0
-"""Told in place of minus infinity, which JSON does not have (OpenAI's choice, and vLLM's)."""
+"""Stands for minus infinity, which JSON does not have (OpenAI's and vLLM's choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PackedScores:
 def prompt_tokens(
     parts: Iterable[Scores], token_ids: Sequence[int], places: Iterable[int]
 ) -> Iterator[Scored]:
-    """A whole prompt's tokens. `places`: the offset of each; none where nobody asks for them."""
+    """A whole prompt's tokens. `places`: the offset of each; empty if not requested."""
     offsets = chain(places, repeat(0))
     yield Scored(token_ids[0], None, 0, (), next(offsets))
     for part in parts:

@@ -1,7 +1,7 @@
 """JSON bytes -> one validated request, or a 4xx that names the field. Pure.
 
-A parameter is honoured, or refused by name. A known one that is not built is accepted with the
-value that changes nothing, as clients send those. Unknown fields are ignored, as in vLLM.
+A parameter is honoured, or refused by name. A known one that is not built is accepted with its
+neutral value, because clients send these. Unknown fields are ignored, as in vLLM.
 """
 
 import json
@@ -126,8 +126,8 @@ class InputsBody(Struct, frozen=True, kw_only=True):
     stream: bool | None = None
 
 
-# Known parameters that are not built: the values that ask for nothing. Sources: OpenAI's and vLLM's
-# completions body, TGI's generate body (contract: what benchmark clients send).
+# Neutral values of known parameters that are not built. Sources: OpenAI's and vLLM's completions
+# body, TGI's generate body (contract: fields that benchmark clients send).
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "adapter_id": (None,),
     "decoder_input_details": (None, False),
@@ -173,11 +173,11 @@ class Completion:
     """One validated request; lengths are not checked against the model here.
 
     `prompts`: text, or token ids, from the field `prompt_field`. `max_tokens`, from the field
-    `length_field`: None for as many as the window leaves. `has_default_length`: the caller did not
-    name a length, and is not refused for it. `prompt_logprobs`: number to tell in a field of their
-    own. `echo`: the reply begins with the prompt. `is_scoring`: it is nothing else. Then max_tokens
-    is 1, as the engine ends a sequence with a token, which is not told. `parse_special`: texts of
-    special tokens in a prompt are control tokens; None: as the server has it.
+    `length_field`: None for as many as the window leaves. `has_default_length`: the caller named no
+    length, and is not refused for it. `prompt_logprobs`: number in the reply's own field.
+    `echo`: the reply begins with the prompt. `is_scoring`: the reply is only the prompt. Then
+    max_tokens is 1, because the engine ends a sequence with a token; it is not sent.
+    `parse_special`: texts of special tokens in a prompt are control tokens; None: server's default.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]
@@ -322,7 +322,7 @@ def parse_generate(
 
 
 def refuse_streamed_scores(is_stream: bool | None, prompt_logprobs: int | None) -> None:
-    """Raises RequestError for scores of a prompt in a stream; 0 tells nothing there, as in vLLM."""
+    """Raises RequestError for a prompt's scores in a stream; 0 is allowed there, as in vLLM."""
     if is_stream and prompt_logprobs:
         raise RequestError(
             "prompt_logprobs are not available with stream: true", param="prompt_logprobs"
@@ -345,7 +345,7 @@ _RENAMED: Mapping[str, str] = {
 
 
 def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
-    """TGI's nesting and names brought to ours; a field given twice is refused."""
+    """Convert TGI's nesting and names to ours; a field given twice is refused."""
     parameters = fields.pop("parameters", None)
     if not isinstance(parameters, dict | None):
         raise RequestError("parameters must be an object", param="parameters")
@@ -359,7 +359,7 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generate_defaults(body: GenerateBody, defaults: Defaults) -> Defaults:
-    """`defaults`, but greedy without a wish to sample. To narrow the choice is one, as in TGI."""
+    """`defaults`, but greedy unless a field asks to sample; top_k and the like do, as in TGI."""
     if body.do_sample is False and body.temperature:
         raise RequestError("do_sample false contradicts a temperature over 0", param="do_sample")
     is_narrowed = (body.top_k or 0) > 0 or bool(body.min_p) or (body.top_p or 1.0) < 1
@@ -406,5 +406,5 @@ def refuse_unsupported(
 
 
 def _is_same(value: object, item: object) -> bool:
-    """Equal as JSON is: true is not 1."""
+    """True if both are equal as JSON: true is not 1."""
     return value == item and isinstance(value, bool) == isinstance(item, bool)

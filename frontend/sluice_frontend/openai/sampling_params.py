@@ -19,15 +19,15 @@ MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""
 MAX_TEXT_CHARS = 1 << 14
 """Limit of all stop strings together, and of all bad words. Text is held back up to the longest
-stop, and a search through so much takes 20 ms."""
+stop string, and a search through this much takes 20 ms."""
 MAX_BAD_WORDS = 256
-"""Each is compared with the end of the text before every token; vLLM takes half as many."""
+"""Each is compared with the end of the text before every token; vLLM allows half as many."""
 MAX_TOKEN_IDS = 4096
 """Entries of one list of ids or biases; the engine holds them for each sequence."""
 MAX_LOGPROBS = 20
 """OpenAI's limit of top_logprobs, and the default of vLLM's --max-logprobs."""
 MAX_PROMPT_LOGPROBS = 1 << 18
-"""Log-probabilities of one request's prompts: they are held until the reply, and told at once."""
+"""Log-probabilities of one request's prompts: they are kept until the reply, then sent at once."""
 MAX_OUTPUT_LOGPROBS = 1 << 19
 LOGPROB_BYTES = 1 << 12
 """Log-probabilities of one request's output, and the memory that a pod has for each."""
@@ -170,7 +170,7 @@ def resolve(
 
 
 def _draw(fields: SamplingFields, defaults: Defaults) -> tuple[float, Sampling]:
-    """The temperature, and all that changes the distribution but for bad words."""
+    """The temperature, and all other changes of the distribution except bad words."""
     values: dict[str, Any] = {}
     for name in Defaults.__struct_fields__[:-1]:  # all but max_new_tokens
         asked = getattr(fields, name)
@@ -229,7 +229,7 @@ def check_something_left(
 
 
 def check_logprobs(params: SamplingParams, num_output: int, most: int) -> None:
-    """Raises RequestError if `num_output` tokens, all choices together, give over `most`."""
+    """Raises RequestError if `num_output` tokens of all choices give more than `most` scores."""
     beside, remedy = f"up to {num_output} tokens", "; ask for fewer tokens (max_tokens, n)"
     _check_held("logprobs", params.engine.logprobs, num_output, most, beside, remedy)
 
@@ -243,7 +243,7 @@ def longest_scored(params: SamplingParams, num_sequences: int, most: int) -> int
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:
-    """Raises RequestError if `num_prompt` tokens, all choices together, give too many to hold."""
+    """Raises RequestError if `num_prompt` tokens of all choices give too many scores."""
     beside = f"{num_prompt} prompt tokens"
     asked = params.engine.prompt_logprobs
     _check_held("prompt_logprobs", asked, num_prompt, MAX_PROMPT_LOGPROBS, beside)
@@ -261,7 +261,7 @@ def _check_held(
 
 
 Encode = Callable[[str], Sequence[int]]
-"""Text -> token ids, with nothing put around them."""
+"""Text -> token ids, without BOS or EOS."""
 
 
 def for_engine(params: SamplingParams, encode: Encode) -> Sampling:
@@ -273,7 +273,7 @@ def for_engine(params: SamplingParams, encode: Encode) -> Sampling:
 def _spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
     """A bad word as it begins a text and as it follows a space, as vLLM spells them.
 
-    The second is left out where the space is a token of its own.
+    The second is left out if the space is a token of its own.
     """
     bare = tuple(encode(word.lstrip()))
     spaced = tuple(encode(" " + word.lstrip()))

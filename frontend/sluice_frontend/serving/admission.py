@@ -44,31 +44,31 @@ from .forecast import forecast_for, forecast_of, retry_after_s
 from .runtime import Runtime
 
 MAX_ON_THEIR_WAY = 64
-"""HTTP requests beyond those that run and wait: their bodies come, or their last bytes go."""
+"""HTTP requests beyond running and waiting ones: they are still received or still sent."""
 QUEUE_SHARE = 32
-"""Part of the memory for prompts that wait: they are held packed, in both processes."""
+"""Divisor: this part of the memory is for waiting prompts, packed in both processes."""
 
 
 class Reading(Protocol):
     """The work on one request that needs a tokenizer."""
 
     async def check_sampling(self) -> None:
-        """Raise RequestError for parameters that no token of this model can meet."""
+        """Raise RequestError for parameters that no token of this model satisfies."""
 
     def fewest(self, num_chars: int) -> int:
-        """Tokens that a text of so many characters has at least."""
+        """The least number of tokens of a text of `num_chars` characters."""
 
     async def prompts(self, keep: int | None) -> Sequence[Sequence[int]]:
         """Token ids of each prompt, the last `keep` of them. Raises RequestError."""
 
     def echoes(self) -> Iterable[str]:
-        """The prompts' texts, where the reply begins with them; known after `prompts`."""
+        """The prompts' texts, if the reply begins with them; known after `prompts`."""
 
 
 class Admission:
     """Books a refusal as an arrival unless the fault is the request's own.
 
-    `max_queued_tokens`: prompt tokens that the memory holds while they wait.
+    `max_queued_tokens`: waiting prompt tokens for which there is memory.
     """
 
     def __init__(self, runtime: Runtime[Backend], memory_bytes: int) -> None:
@@ -79,8 +79,8 @@ class Admission:
     async def admit(self, request: Completion, reading: Reading, arrival_s: float) -> list[int]:
         """The max_tokens of each prompt's sequences.
 
-        Raises Unavailable, ModelNotFound, RequestError, QueueFull and DeadlineUnreachable. Texts
-        that are too long are refused before they are tokenised.
+        Raises Unavailable, ModelNotFound, RequestError, QueueFull and DeadlineUnreachable. Too long
+        texts are refused before they are tokenised.
         """
         sampling, field = request.sampling, request.prompt_field
         window = self.check_open().max_model_len
@@ -127,7 +127,7 @@ class Admission:
         raise problem
 
     def check_model(self, asked: str | None) -> None:
-        """Raise ModelNotFound if `asked` is given and not what is served."""
+        """Raise ModelNotFound if `asked` is given and is not the served model."""
         name = self._runtime.model_name
         if asked and asked != name:
             raise ModelNotFound(
@@ -135,7 +135,7 @@ class Admission:
             )
 
     def check_room(self, num_open: int) -> None:
-        """Refuse an HTTP request before its body is read, if `num_open` others are more than may
+        """Refuse an HTTP request before its body is read, if `num_open` others are more than can
         ever run and wait."""
         most = self._runtime.config.max_num_queued_reqs
         num_more = num_open - most - MAX_ON_THEIR_WAY
@@ -144,7 +144,7 @@ class Admission:
             raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
 
     def refuse_body(self, sentence: str) -> TooManyOpen:
-        """The refusal of a request to generate while its body comes; it is booked."""
+        """The refusal of a generation request while its body arrives; it is booked."""
         self._runtime.recorder.refuse("outside")  # it waits for no engine
         self._runtime.stats.reject("large_bodies")
         return too_many(sentence)

@@ -43,7 +43,7 @@ class Listener(Protocol):
 
 
 class Backend(Protocol):
-    """One engine. All methods belong to the event loop's thread; those that send raise EngineDied
+    """One engine. All methods belong to the event loop's thread; sending methods raise EngineDied
     once it is gone."""
 
     @property
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """Change the live limits: the engine's own, or of the queue before it."""
 
     async def check_integrity(self) -> str | None:
-        """None, or the sentence that says what is wrong with the engine's memory.
+        """None, or a sentence about the fault in the engine's memory.
 
         Raises Unavailable if the engine is gone, or too busy to answer in time.
         """

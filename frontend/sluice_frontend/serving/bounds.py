@@ -35,17 +35,17 @@ def check_priority(priority: int, policy: SchedulingPolicy) -> None:
 
 
 def check_length(num_at_least: int, window: int, field: str) -> None:
-    """Raise before tokenising for a text that is too long whatever its tokens are."""
+    """Raise before tokenising for a text that is too long with any tokens."""
     if num_at_least >= window:
         sentence = prompt_too_long(f"at least {num_at_least}", window)
         raise ContextLengthExceeded(sentence, param=field)
 
 
 def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
-    """The max_tokens of a sequence whose prompt has `num_prompt` tokens, cut to the room behind it.
+    """The max_tokens of a sequence with a prompt of `num_prompt` tokens, cut to the room behind it.
 
     `window`: tokens of the longest sequence; `pool`: tokens of KV cache. Raises RequestError if the
-    prompt leaves no room, and for more tokens than a window has.
+    prompt leaves no room, and for more tokens than the window.
     """
     if num_prompt == 0:
         raise RequestError("the prompt holds no token", param=request.prompt_field)
@@ -64,14 +64,14 @@ def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int
 
 MAX_REPEATED_IDS = 1 << 20
 MAX_REPEATED_CHARS = 1 << 22
-"""Most that one reply repeats of its prompts: each of a hundred answers repeats all of it."""
+"""Most prompt characters that one reply repeats: each of a hundred answers repeats all."""
 
 
 def check_repeated(
     request: Completion, prompts: Sequence[Sequence[int]], echoes: Iterable[str]
 ) -> None:
-    """Raise for a reply that would repeat too much of its prompts. `echoes`: their texts, where it
-    begins with them."""
+    """Raise for a reply that would repeat too much of its prompts. `echoes`: the prompts' texts, if
+    the reply begins with them."""
     is_told_once = request.prompt_field == "messages" and not request.stream
     num_ids = sum(map(len, prompts)) if request.return_token_ids else 0
     for field, num, noun, most in (
@@ -88,7 +88,7 @@ def check_repeated(
 
 
 def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:
-    """Sequences that wait, those included that the engine has not reported yet."""
+    """Number of waiting sequences, with those that the engine has not reported yet."""
     return max(0, num_open - cap, state.waiting)
 
 
@@ -112,8 +112,8 @@ def unreachable(
 ) -> tuple[str, float] | None:
     """Why `num_new` sequences that came `age_ms` ago would be late, and the predicted wait in s.
 
-    `prefill_ms`: time of a first token besides waiting. None: they may be in time. A prediction
-    refuses nobody where nothing is open, as only those who are let in can correct it.
+    `prefill_ms`: time of a first token besides waiting. None: they may be in time. With nothing
+    open, a prediction refuses nothing, as only admitted requests can correct it.
     """
     wait_s, is_alone = forecast.wait_s(num_new), forecast.num_open == 0
     first_ms = age_ms + 1e3 * wait_s + prefill_ms

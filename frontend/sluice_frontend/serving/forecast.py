@@ -1,10 +1,10 @@
-"""A newcomer's wait, and the speed at which it would then get its tokens. Pure.
+"""A newcomer's wait, and the speed of its tokens after that. Pure.
 
 Departures free places: with `places` sequences in service for `service_s` each, one leaves every
-service_s / places seconds. A rate of completions would read an idle minute as slowness.
+service_s / places seconds. A rate of completions would mistake an idle minute for slowness.
 
-Under first come, first served a newcomer waits for all that are open. With an order it waits for
-those alone that are served before it, and late ones let it pass.
+Under first come, first served a newcomer waits for all open sequences. With an order it waits only
+for those served before it, and late ones let it pass.
 """
 
 import math
@@ -22,7 +22,7 @@ MAX_RETRY_AFTER_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The present load. `num_open`: sequences submitted and not ended, of which some wait.
+    """The present load. `num_open`: sequences submitted and not ended; some of them wait.
 
     `service_s`: recent mean time from admission to end; None before the first. `kv_per_seq`: tokens
     of an average sequence. `num_behind`: open sequences that let a newcomer pass. `ahead_s`: time
@@ -42,7 +42,7 @@ class Forecast:
     def behind(
         self, newcomer: Terms, pending: Sequence[Terms], now_s: float, price_s: float
     ) -> "Forecast":
-        """The same for a newcomer to the line of those `pending`, which have no first token yet.
+        """The same for a newcomer to the line of `pending` requests without a first token.
 
         `price_s`: time of a unit of work. A sequence with a first token keeps its place.
         """
@@ -59,14 +59,14 @@ class Forecast:
 
     @property
     def _places(self) -> int:
-        """The cap, or the number that run where some wait for memory below it."""
+        """The cap, or the number that run if some wait for memory below the cap."""
         if self.num_waiting and 0 < self.num_running < self.cap:
             return self.num_running
         return self.cap
 
     def wait_s(self, num_new: int) -> float:
-        """Seconds until the last of `num_new` sequences that come now is served; 0 where nothing
-        is known yet."""
+        """Seconds until the last of `num_new` sequences that come now is served; 0 if nothing is
+        known yet."""
         return max(self.place_s(num_new), self.ahead_s)
 
     def place_s(self, num_new: int) -> float:
@@ -75,7 +75,7 @@ class Forecast:
             return 0.0
         places = self._places
         departures = self.num_open - self.num_behind + num_new - places
-        # Those above a cap that was lowered leave at the same time as the others.
+        # Sequences above a lowered cap leave at the same time as the others.
         return max(departures, 0) * self.service_s / max(places, self.num_running)
 
     def tpot_ms(self, num_new: int) -> float | None:
@@ -114,7 +114,7 @@ def forecast_for(
     forecast, engine = forecast_of(recorder, live, num_open), recorder.engine
     limits = live.for_engine()
     if limits.policy == "fcfs" or live.overload == "Shed":
-        return forecast  # nobody late stays: all that are open go before
+        return forecast  # by arrival, or without late ones: all open sequences go first
 
     def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
         due_s = limits.due_s(arrived_s, ttft_ms)

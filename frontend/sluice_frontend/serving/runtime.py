@@ -1,6 +1,6 @@
-"""The frontend's one object with state: the limits in force, the evidence, the engine behind.
+"""The frontend's one stateful object: the limits in force, the evidence and the engine.
 
-It is told what the engine says, and hands the operator what was counted.
+It receives the engine's reports, and gives the operator the counts.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from .limits import RuntimeLimits
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.1
-"""How often ticks are closed and hopeless requests are looked for."""
+"""Seconds between two looks for ticks to close and for hopeless requests."""
 CROWDED_LIFETIME = 0.1
-"""While requests wait, connections live this part of their age. A Service picks a pod for each new
-one, so a new pod gets its share of the clients within seconds."""
+"""Share of their age limit that connections reach while requests wait. A Service picks a pod for
+each new connection, so a new pod gets its share of the clients within seconds."""
 B_co = TypeVar("B_co", bound=Backend, covariant=True)
 
 
@@ -47,10 +47,10 @@ class Runtime(Generic[B_co]):
         throttled_s: Callable[[], float],
         connect: Callable[[Liveness, Listener], B_co],
     ) -> None:
-        """`live`: in force at the start, with the largest token budget that may ever be.
+        """`live`: in force at the start, with the largest token budget ever allowed.
 
-        `cache_config`: shown by a scrape of the KV cache. `throttled_s`: time for which the CPU
-        quota has held this process back. `connect` makes the backend, which tells of itself.
+        `cache_config`: the KV cache's labels in a scrape. `throttled_s`: seconds that the CPU quota
+        has throttled this process. `connect` makes the backend, which reports to this object.
         """
         now_s, self.created_s = time.monotonic(), time.time()
         self.config, self.live, self.model_name = config, live, model_name
@@ -66,7 +66,7 @@ class Runtime(Generic[B_co]):
         self._cache_config = cache_config
         self._throttled_s = throttled_s
 
-    # -- what the engine says (backend.Listener)
+    # -- reports of the engine (backend.Listener)
 
     def ready(self, ready: Ready) -> None:
         self.live = structs.replace(self.live, max_num_seqs=ready.max_num_seqs)
@@ -146,22 +146,22 @@ class Runtime(Generic[B_co]):
         return self.engine_liveness.readiness(time.monotonic(), self.config.liveness_timeout)
 
     def load(self) -> dict[str, float]:
-        """The load that a gateway balances by, under the names that it reads."""
+        """The load for a gateway's balancing, under the gateway's names."""
         state = self.recorder.engine.snapshot
         return {"kv_cache_usage_perc": state.kv_usage, "num_requests_waiting": state.waiting}
 
     def lifetime(self) -> float:
-        """The part of its age limit that a connection may reach: another pod may have room."""
+        """The share of its age limit that a connection may reach: another pod may have room."""
         if self.engine_liveness.is_draining:
             return 0.0
         return CROWDED_LIFETIME if self.recorder.engine.snapshot.waiting else 1.0
 
     def drain(self) -> None:
-        """Be not ready from now on; each answer closes its connection."""
+        """Stop being ready; each answer closes its connection."""
         self.engine_liveness.is_draining = True
 
     def close(self) -> None:
-        """Take no request from now on, and end those that are open."""
+        """Take no more requests, and end the open ones."""
         self.is_closed = True
         sentence = "the worker shut down before this was finished"
         self.backend.fail_all(Draining(sentence, retry_after_s=1))
@@ -196,7 +196,7 @@ class Runtime(Generic[B_co]):
     def shed(self, now_s: float) -> None:
         """Drop the requests that wait and can no longer have their first token in time.
 
-        An engine that makes progress spares those that have begun; one that hangs does not.
+        Requests that have begun are kept if the engine makes progress, and dropped if it hangs.
         """
         hopeless = self.recorder.hopeless(now_s, self.live.shed_ms)
         if not hopeless:

@@ -2,9 +2,9 @@
 
     python -m sluice_kernels.cpu.build DIRECTORY
 
-builds them for every instruction set of this architecture, as an image does that has no compiler
-when it runs. The library exchanges addresses and numbers only, so it depends on no version of torch
-or Python: its name is made of the sources, the flags and the instruction set.
+builds them for every instruction set of this architecture, for images without a compiler at run
+time. The library exchanges addresses and numbers only, so it depends on no version of torch or
+Python. Its name is a hash of the sources, the flags and the instruction set.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class BuildTarget:
 
     @property
     def has_byte_products(self) -> bool:
-        """Whether the library's products of bytes are made of VNNI."""
+        """True if the library multiplies bytes with VNNI."""
         return "avx512_vnni" in self.needs
 
 
@@ -69,13 +69,13 @@ _VNNI = {"avx512_vnni", "avx_vnni"}
 
 
 def usable_targets(machine: str, cpuinfo: str) -> list[BuildTarget]:
-    """What a machine of these features (the text of /proc/cpuinfo) can run, best first."""
+    """The targets that a machine with this /proc/cpuinfo text can run, best first."""
     features = _features(cpuinfo)
     return [target for target in TARGETS.get(machine, ()) if target.needs <= features]
 
 
 def has_vnni(cpuinfo: str, *, in_avx512: bool = False) -> bool:
-    """Whether it adds four products of bytes in 32 bits, be it in 256 bits or `in_avx512` only."""
+    """True if the CPU adds four products of bytes in 32 bits. `in_avx512`: only AVX512's counts."""
     return not _features(cpuinfo).isdisjoint({"avx512_vnni"} if in_avx512 else _VNNI)
 
 
@@ -97,7 +97,7 @@ class Recipe:
         return sorted(self.sources.glob(f"*{suffix}"))
 
     def file_name(self) -> str:
-        """Another one for other sources, flags or processors."""
+        """A name that differs for other sources, flags or processors."""
         digest = hashlib.sha256(repr((self.flags, platform.machine())).encode())
         for source in (*self.files(".cpp"), *self.files(".h")):
             digest.update(source.read_bytes())
@@ -105,7 +105,7 @@ class Recipe:
 
 
 def recipe_of(target: BuildTarget) -> Recipe:
-    """Of the kernels for `target`."""
+    """The recipe of the kernels for `target`."""
     return Recipe(target.name, SOURCES, (*FLAGS, *target.flags))
 
 
@@ -115,8 +115,8 @@ def loaded(
     directories: Sequence[Path],
     finished: Sequence[Path] = (),
 ) -> T:
-    """What `load` makes of the library, found in `finished` or `directories`, or built in the first
-    of the latter where that is possible; one that cannot be loaded is built again.
+    """The result of `load` on the library, found in `finished` or `directories`. Otherwise the
+    library is built in the first of `directories` that allows it, as is one that does not load.
 
     Raises CannotBuild.
     """
@@ -134,7 +134,7 @@ def loaded(
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether nobody else can put anything there: it could be anybody's code."""
+    """True if no other user can write there: a library found there will be executed."""
     try:
         found = [directory.lstat(), directory.parent.stat()]
     except OSError:
@@ -152,8 +152,8 @@ def _is_writable(directory: Path) -> bool:
 
 
 def cache_directories(environ: Mapping[str, str]) -> list[Path]:
-    """Where built libraries may lie, the user's cache first. None is made or looked at here: an
-    image holds them built, and needs no temporary directory."""
+    """Directories for built libraries, the user's cache first. None is created or read here: an
+    image holds built libraries, and needs no temporary directory."""
     home, cache = environ.get("HOME"), environ.get("XDG_CACHE_HOME")
     found = [Path(cache)] if cache else [Path(home) / ".cache"] if home else []
     temporary = Path(environ.get("TMPDIR") or "/tmp") / f"sluice-{os.getuid()}"  # noqa: S108
@@ -170,8 +170,8 @@ def build(recipe: Recipe, directory: Path) -> Path:
         whole = Path(made) / path.name
         _compile(["-shared", *map(str, objects), "-o", str(whole)])
         with whole.open("rb+") as file:
-            os.fsync(file)  # else a machine that stops may leave a file of the right name, cut
-        whole.replace(path)  # a process that builds the same at the same time does no harm
+            os.fsync(file)  # else a crash may leave a truncated file of the right name
+        whole.replace(path)  # another process may build the same at the same time
     return path
 
 

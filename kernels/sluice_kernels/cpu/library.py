@@ -37,7 +37,7 @@ class Library:
         self._tile_words: int = library.tile_words()
 
     def has_tiles(self, words: int) -> bool:
-        """Whether rows of so many words, of bfloat16 or bytes, are multiplied by matrix units."""
+        """True if matrix units multiply rows of `words` words, of bfloat16 or bytes."""
         return self._tile_words > 0 and words % self._tile_words == 0
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:

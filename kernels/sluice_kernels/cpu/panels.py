@@ -24,10 +24,10 @@ Fields = tuple[int, int | None, int | None, int | None, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """panels int32 as `_Order.panels` says, a word being two neighbouring bfloat16, or four bytes
-    with scales and shifts, of which shifts are what ZERO adds to each output; these and bias, if
-    any, float32 of the panels' outputs; outputs: those of a row that come out; gate: a number of
-    GATES."""
+    """panels: int32, ordered by `_Order.panels`; a word is two neighbouring bfloat16 or four bytes.
+    scales, shifts, bias: float32, one per output of the panels, or None. Only bytes have scales
+    and shifts; a shift is the sum that ZERO adds to its output. outputs: the number that a row
+    returns. gate: an index into GATES."""
 
     panels: Tensor
     scales: Tensor | None
@@ -53,8 +53,8 @@ class PanelLinear:
 
 
 def panel_projection(library: Library, activation: Activation | None = None) -> MakeProjection:
-    """Makes linear layers of the library's own products, for bfloat16; gated ones of `activation`
-    as `Kernels.projection` says."""
+    """Makes linear layers of the library's own products, for bfloat16. With `activation` they are
+    gated, as in `Kernels.projection`."""
 
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
         if weight.shape[1] % 2:
@@ -65,8 +65,8 @@ def panel_projection(library: Library, activation: Activation | None = None) -> 
 
 
 def panel_int8_projection(library: Library, activation: Activation | None = None) -> MakeProjection:
-    """Makes int8 linear layers of the library's own products, gated ones as above; where a row is
-    no whole number of words, they stay wide."""
+    """Makes int8 linear layers of the library's own products, gated as above. If a row is no whole
+    number of words, the layer stays wide."""
 
     def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
         if weight.shape[1] % 4:
@@ -84,7 +84,7 @@ def _made(
     weight: Tensor,
     columns: tuple[Tensor | None, ...],
 ) -> PanelLinear:
-    """weight [outputs, in] and columns (scales, shifts, bias of outputs) in the order of panels."""
+    """weight [outputs, in] and its columns (scales, shifts, bias) in the order of panels."""
     order = _Order.of(library, weight.view(torch.int32).shape[1], activation is not None)
     scales, shifts, bias = (
         None if part is None else order.of_outputs(part.float()) for part in columns
@@ -96,8 +96,8 @@ def _made(
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """How a weight's outputs lie in panels: `width` of them in each, half of those a gate's and
-    half what these let through where it `is_gated`."""
+    """The order of a weight's outputs in panels of `width` outputs. If `is_gated`, half of a panel
+    are gates and half the outputs that they multiply."""
 
     width: int
     is_tiled: bool
@@ -118,8 +118,8 @@ class _Order:
         return parts.reshape(num_parts, -1, each, *inner).transpose(0, 1).reshape(-1, *inner)
 
     def panels(self, weight: Tensor) -> Tensor:
-        """The words of weight [outputs, in], the outputs of a panel side by side: [panels, words,
-        width]; for tiles two of them side by side: [panels, words / TILE, 2, TILE, TILE]."""
+        """The words of weight [outputs, in], a panel's outputs side by side: [panels, words,
+        width]. With tiles two lie side by side: [panels, words / TILE, 2, TILE, TILE]."""
         words = self.of_outputs(weight).view(torch.int32)
         if not self.is_tiled:
             return words.view(-1, self.width, words.shape[1]).transpose(1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""Root-mean-square norm, and the same of a residual stream to which something is added first."""
+"""Root-mean-square norm, also of a residual stream after an addition."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -51,7 +51,7 @@ def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, eps: float)
 
 @lru_cache
 def norm_constants(width: int, *, adds: bool) -> Mapping[str, int]:
-    """What the kernel is compiled for: a row a program, eight elements a thread."""
+    """Compile-time constants of the kernel: one row per program, eight elements per thread."""
     warps = min(max(padded(width) // 256, 1), 16)
     return {"WIDTH": width, "BLOCK": padded(width), "ADDS": adds, "num_warps": warps}
 

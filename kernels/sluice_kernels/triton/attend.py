@@ -1,7 +1,7 @@
-"""What decode and prefill share: one tile of queries over a range of paged keys and values.
+"""Shared by decode and prefill: one tile of queries over a range of paged keys and values.
 
-Online softmax (arXiv 2205.14135) in base 2. Rows of a tile are the heads that share a key/value
-head, of one token or of several (arXiv 2305.13245 reads each key once for all of them).
+Online softmax (arXiv 2205.14135) in base 2. Rows of a tile are the query heads of one key/value
+head, for one token or several. Each key is read once for all of them (arXiv 2305.13245).
 """
 
 from typing import NamedTuple
@@ -61,7 +61,7 @@ def attend(
 
 
 class Pages(NamedTuple):
-    """What a kernel's code depends on of a cache; itemsize: bytes of one number."""
+    """The sizes of a cache that a kernel's code depends on; itemsize: bytes of one number."""
 
     num_kv_heads: int
     size: int
@@ -70,18 +70,18 @@ class Pages(NamedTuple):
 
     @property
     def key_bytes(self) -> int:
-        """Of one key: where it is wide, a block has fewer of them."""
+        """Bytes of one key, padded: a block holds fewer wide keys."""
         return padded(self.dim) * self.itemsize
 
 
 def pages_of(cache: Tensor) -> Pages:
-    """Of a cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+    """The sizes of a cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
     _, _, num_kv_heads, size, dim = cache.shape
     return Pages(num_kv_heads, size, dim, cache.element_size())
 
 
 def constants(group: int, pages: Pages) -> dict[str, int]:
-    """What both are compiled for; group: query heads for each key/value head."""
+    """Compile-time constants of both kernels; group: query heads for each key/value head."""
     return {
         "NUM_KV_HEADS": pages.num_kv_heads,
         "GROUP": group,
@@ -104,7 +104,7 @@ def reference(
     """Attention of the tokens at start, start + 1 ... of one sequence, written out in float32.
 
     query [count, num_heads, head_dim]; cache [num_blocks, 2, num_kv_heads, block_size, head_dim],
-    where their own keys and values already are; table [num_pages]. Returns query's shape and dtype.
+    which holds their own keys and values; table [num_pages]. Returns query's shape and dtype.
     """
     count, num_heads, _ = query.shape
     table = table[: -(-(start + count) // cache.shape[3])]

@@ -1,7 +1,7 @@
 """One token per row of logits, on the device: the likeliest, or one drawn by Gumbel noise.
 
-The largest of logit / temperature + noise is a draw from the softmax, and from what is left of it
-where unlikely tokens are cut off. The noise is Philox of a row's seed and the token, so a draw
+The largest of logit / temperature + noise is a draw from the softmax, also from the rest of it
+after unlikely tokens are cut off. The noise is Philox of a row's seed and the token, so a draw
 depends on its own row and seed alone.
 """
 
@@ -49,10 +49,10 @@ def _choose(
 
 
 def choose(logits: Tensor, draws: Draws, softcap: float | None = None) -> Tensor:
-    """Returns int64 [num_rows], -1 where no finite logit is the best or one is NaN.
+    """Returns int64 [num_rows], -1 if the best logit is not finite or one is NaN.
 
-    logits [num_rows, width] of any floating dtype, bent by `softcap` first; `draws` has a seed for
-    each row and place in its sequence.
+    logits [num_rows, width] of any floating dtype; `softcap` is applied first. `draws` has a seed
+    for each row and place in its sequence.
     """
     floors = cut(logits, draws, softcap)
     if not runs_kernel(logits):
@@ -70,12 +70,12 @@ def choose(logits: Tensor, draws: Draws, softcap: float | None = None) -> Tensor
 
 
 def choose_constants(has_softcap: bool) -> dict[str, int]:
-    """What the kernel is compiled for."""
+    """Compile-time constants of the kernel."""
     return {"HAS_SOFTCAP": has_softcap, "BLOCK": BLOCK, "num_warps": 8}
 
 
 def reference(logits: Tensor, floors: Tensor, draws: Draws, softcap: float | None) -> Tensor:
-    """The same law, with other noise than the kernel's."""
+    """The same distribution, with other noise than the kernel's."""
     scores = logits.to(torch.float32, copy=True)
     is_out = scores < floors[:, None]  # no NaN is
     scores = softcapped(scores, softcap)

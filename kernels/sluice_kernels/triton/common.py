@@ -1,4 +1,4 @@
-"""What the kernels share: when they run, how they ask for shapes, what their references say."""
+"""Helpers of all Triton kernels: when a kernel runs, shape checks, and results of references."""
 
 import torch
 from torch import Tensor
@@ -6,17 +6,17 @@ from triton import knobs
 
 
 def runs_kernel(tensor: Tensor) -> bool:
-    """Whether a wrapper launches its kernel for `tensor`, or runs its reference."""
+    """True if a wrapper launches its kernel for `tensor`; else it runs its reference."""
     return tensor.is_cuda or bool(knobs.runtime.interpret)
 
 
 def padded(width: int, least: int = 1) -> int:
-    """The power of two that holds `width`, 1 or more: what a block of Triton's can be wide."""
+    """The least power of two that holds `width` (1 or more): the width of a Triton block."""
     return max(1 << (width - 1).bit_length(), least)
 
 
 def softcapped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Scores that stay within plus and minus `softcap`: the references' own."""
+    """Scores kept within plus and minus `softcap`; used by the references."""
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 

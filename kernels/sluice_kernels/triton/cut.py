@@ -1,8 +1,8 @@
-"""Where top-k, top-p and min-p cut a row of logits, on the device: the least logit that is kept.
+"""The least logit that top-k, top-p and min-p keep in a row, found on the device.
 
-Nothing is sorted: the edge is searched among the bits of the logits, whose order is that of whole
-numbers. A pass over the row rules out three quarters of those that are left: eight passes for
-bfloat16, sixteen for float32. Of a row that is not cut nothing is read.
+Nothing is sorted: the edge is searched among the bits of the logits, which order as integers do.
+Each pass over the row rules out three quarters of the remaining values: eight passes for bfloat16,
+sixteen for float32. A row without a cut is not read.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from .common import runs_kernel, softcapped
 
 BLOCK = 8192
 ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
-"""How many of the last bits are zero once a number of the type is a float32."""
+"""Number of last bits that are zero in a float32 converted from the dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How rows are drawn from, each [num_rows]: temperatures, 0 for the likeliest, top_p, 1 for all
-    of them, and min_p, all float32; top_k, 0 for all, and seeds, int64."""
+    """Sampling parameters of rows, each [num_rows]. float32: temperatures (0: the likeliest),
+    top_p (1: all) and min_p. int64: top_k (0: all) and seeds."""
 
     temperatures: Tensor
     top_p: Tensor
@@ -157,11 +157,11 @@ def _cut(
 
 
 def cut(logits: Tensor, draws: Draws, softcap: float | None = None) -> Tensor:
-    """Returns float32 [num_rows]: what a logit must be at least; minus infinity where all are kept.
+    """Returns float32 [num_rows]: the least logit to keep; minus infinity to keep all.
 
-    logits [num_rows, width] of any of `ZERO_BITS`, bent by `softcap` before they are drawn from;
-    equals are kept or left out together. Order and meaning are those of the worker's sampler:
-    min-p and top-k, then the smallest set that has `top_p` of what is left.
+    logits [num_rows, width] of a dtype in `ZERO_BITS`; `softcap` is applied before drawing. Equal
+    logits are kept or left out together. Order and meaning are those of the worker's sampler:
+    min-p and top-k, then the smallest set that has `top_p` of the rest.
     """
     if not runs_kernel(logits):
         return reference(logits, draws, softcap)
@@ -175,7 +175,7 @@ def cut(logits: Tensor, draws: Draws, softcap: float | None = None) -> Tensor:
 
 
 def cut_constants(dtype: torch.dtype, has_softcap: bool) -> dict[str, int]:
-    """What the kernel is compiled for."""
+    """Compile-time constants of the kernel."""
     return {"HAS_SOFTCAP": has_softcap, "ZEROS": ZERO_BITS[dtype], "BLOCK": BLOCK, "num_warps": 32}
 
 

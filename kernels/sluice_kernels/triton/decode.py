@@ -1,9 +1,9 @@
 """Attention of one new token for each sequence over its pages, split over long contexts.
 
-A program takes one sequence, one key/value head with all its query heads, and one split of the
-slots (Flash-Decoding); a second kernel joins the splits. Their number is fixed by the grid, not by
-the lengths, so that a CUDA graph serves all lengths. How many of them a sequence uses is found from
-its length: a long one among short ones is read by more, and a split without slots ends at once.
+A program takes one sequence, one key/value head with its query heads, and one split of the slots
+(Flash-Decoding). A second kernel joins the splits. The grid fixes the number of splits, not the
+lengths, so a CUDA graph serves all lengths. A sequence's length decides how many splits it uses: a
+long one among short ones uses more, and a split without slots ends at once.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ from .attend import LOG2E, Pages, attend, constants, pages_of, reference
 from .common import padded, require, runs_kernel
 
 MIN_SPLITS, MAX_SPLITS = 8, 32
-"""In a large batch, too, a sequence that is longer than the others may use so many."""
+"""Range of the number of splits; in a large batch, too, a longer sequence may use `MIN_SPLITS`."""
 USUAL_BLOCKS = 16
-"""Blocks (of 64 slots) that are read by no more programs than fill the GPU."""
+"""Blocks (64 slots each) of a usual context: no more programs read it than fill the GPU."""
 PROGRAMS_PER_SM = 4
-"""Three fit by shared memory at head_dim 128; some more even out lengths."""
+"""Programs for each processor (SM): at head_dim 128 three fit at once; more even out lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """In how many parts contexts are read at most, and the least number of blocks of a part."""
+    """The largest number of parts of a context, and the least number of blocks of a part."""
 
     num: int
     min_blocks: int
@@ -101,8 +101,8 @@ def _join(
 
 
 def choose_splits(num_seqs: int, num_kv_heads: int, num_processors: int) -> Splits:
-    """Splits, 8, 16 or 32, of which usual contexts use as many as give each of the GPU's processors
-    enough programs, and longer ones more."""
+    """Splits: 8, 16 or 32. Usual contexts use as many as give each of the GPU's processors enough
+    programs, and longer ones use more."""
     programs = num_seqs * num_kv_heads
     wanted = min(padded(-(-PROGRAMS_PER_SM * num_processors // programs)), MAX_SPLITS)
     return Splits(max(wanted, MIN_SPLITS), max(USUAL_BLOCKS // wanted, 1))
@@ -122,9 +122,9 @@ def decode(
 ) -> Tensor:
     """Returns [num_seqs, num_heads * head_dim], `out` if given; zeros for a row of length 0.
 
-    query [num_seqs, num_heads, head_dim], rows of any stride; lengths [num_seqs] int32, the new
-    token included; cache [num_blocks, 2, num_kv_heads, block_size, head_dim]; tables [num_seqs or
-    more, num_pages] int32, of which only what `lengths` cover is read. splits.num: a power of two.
+    query: [num_seqs, num_heads, head_dim], rows of any stride. lengths: [num_seqs] int32, the new
+    token included. cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]. tables: [num_seqs
+    or more, num_pages] int32, read only as far as `lengths`. splits.num: a power of two.
     """
     num_seqs, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "decode: heads must be contiguous.")
@@ -156,14 +156,14 @@ def decode(
 def decode_constants(
     num_heads: int, pages: Pages, num_splits: int, window: int | None, softcap: float | None
 ) -> Mapping[str, int | float]:
-    """What the kernel is compiled for."""
+    """Compile-time constants of the kernel."""
     group = num_heads // pages.num_kv_heads
     return constants(group, pages) | {
         "ROWS": padded(group, 16),
         "NUM_SPLITS": num_splits,
         "WINDOW": window or 0,
         "SOFTCAP": softcap or 0.0,
-        # The fastest of 36 on an H100; in float32 a thread of so few has too many registers.
+        # The fastest of 36 on an H100; in float32 so few threads need too many registers each.
         "num_warps": 2 if pages.itemsize < 4 else 4,
         "num_stages": 3 if pages.itemsize < 4 else 5,
     }

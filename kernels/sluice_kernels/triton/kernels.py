@@ -16,10 +16,10 @@ from .rotate_store import rotate_store
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """A step's attention on the device, all int32: of the first `len(lengths)` rows one token each.
+    """A step's attention on the device, all int32. The first `len(lengths)` rows are decodes.
 
     tables [num_seqs, num_pages]; lengths [num_decodes], contexts with the new token; tiles
-    [num_tiles, 4] of `cut_tiles`; splits: in which parts a decode's context is read.
+    [num_tiles, 4] from `cut_tiles`; splits: the parts in which a decode's context is read.
     """
 
     tables: Tensor
@@ -64,7 +64,7 @@ class TritonKernels:
         )
 
     def splits(self, num_decodes: int, cache: Tensor) -> Splits:
-        """In which parts the contexts of so many decodes are read."""
+        """The parts in which the contexts of `num_decodes` decodes are read."""
         return choose_splits(max(num_decodes, 1), cache.shape[2], self.num_processors)
 
     def norm(self, residual: Tensor, hidden: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -98,7 +98,7 @@ class TritonKernels:
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """`values` on the device, in the order of what was started there; the host does not wait."""
+    """`values` copied to the device in stream order; the host does not wait."""
     if device.type == "cpu":
         return values
     return values.pin_memory().to(device, non_blocking=True)

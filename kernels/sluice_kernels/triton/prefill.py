@@ -72,13 +72,13 @@ def cut_tiles(
 
 
 def tile_tokens(group: int, cache: Tensor) -> int:
-    """Tokens of one tile: what `cut_tiles` must be given for `prefill` with this cache."""
+    """Tokens of one tile, to pass to `cut_tiles` for `prefill` with this cache."""
     return prefill_constants(group, pages_of(cache))["ROWS"] // group
 
 
 @lru_cache
 def prefill_constants(group: int, pages: Pages) -> Mapping[str, int]:
-    """What the kernel is compiled for, but window and softcap."""
+    """Compile-time constants of the kernel, without window and softcap."""
     common, is_wide = constants(group, pages), pages.key_bytes > 256
     if pages.itemsize == 4:  # no tensor cores: products are made in registers
         small = {"ROWS": padded(group, 32), "BLOCK": 16}
@@ -99,11 +99,11 @@ def prefill(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Returns [num_tokens, num_heads * head_dim]; rows that no tile names mean nothing.
+    """Returns [num_tokens, num_heads * head_dim]; rows outside all tiles are undefined.
 
-    query [num_tokens, num_heads, head_dim], rows of any stride; tiles [num_tiles, 4] int32 of
-    `cut_tiles`; cache [num_blocks, 2, num_kv_heads, block_size, head_dim], where the chunks' own
-    keys and values already are; tables [num_seqs, num_pages] int32.
+    query: [num_tokens, num_heads, head_dim], rows of any stride. tiles: [num_tiles, 4] int32, from
+    `cut_tiles`. cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]; it already holds the
+    chunks' own keys and values. tables: [num_seqs, num_pages] int32.
     """
     num_tokens, num_heads, dim = query.shape
     require(query.stride(1) == dim and query.stride(2) == 1, "prefill: heads must be contiguous.")

@@ -56,12 +56,12 @@ def rotate_store(
     slots: Tensor,
     num_heads: int,
 ) -> None:
-    """Turn the queries in `heads` in place, and put turned keys and values into `cache`.
+    """Rotate the queries in `heads` in place; store rotated keys, and values, in `cache`.
 
-    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; rotary complex64 [num_tokens, 1,
-    head_dim / 2]; norm [num_heads + num_kv_heads, head_dim] or None: what root-mean-square-normed
-    queries and keys are multiplied by; blocks, slots [num_tokens] int64: where a token's keys and
-    values go, nowhere for block -1. Only the queries in `heads` are of use after.
+    heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]. rotary: complex64 [num_tokens, 1,
+    head_dim / 2]. norm: [num_heads + num_kv_heads, head_dim], factors of queries and keys after a
+    root-mean-square norm, or None. blocks, slots: [num_tokens] int64, a token's place in the cache;
+    block -1 stores nothing. Afterwards only the queries in `heads` are valid.
     """
     num_tokens, all_heads, dim = heads.shape
     require(all_heads == num_heads + 2 * cache.shape[2], "rotate_store: heads are q, k and v.")
@@ -79,7 +79,7 @@ def rotate_store(
 
 @lru_cache
 def rotate_constants(num_heads: int, pages: Pages, has_norm: bool) -> Mapping[str, int]:
-    """What the kernel is compiled for: a program takes heads of 512 elements together."""
+    """Compile-time constants of the kernel: a program takes heads of 512 elements together."""
     return {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": pages.num_kv_heads,
@@ -102,7 +102,7 @@ def reference(
     slots: Tensor,
     num_heads: int,
 ) -> None:
-    """The same in torch, but that `heads` also gets the turned keys."""
+    """The same in torch, except that `heads` also gets the rotated keys."""
     turning = heads[:, : num_heads + cache.shape[2]].float()
     if norm is not None:
         turning = rms_norm(turning, turning.shape[-1:], None, eps) * norm

@@ -18,7 +18,7 @@ from . import routes
 from .operations import GENERATING_PATHS
 from .service import Service
 
-# FastAPI traces every chunk of a stream by default; the evidence is what measures here.
+# FastAPI traces every chunk of a stream by default; here the evidence measures.
 NO_TELEMETRY: TelemetryConfig = {
     "tracing": False,
     "metrics": False,
@@ -54,7 +54,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         load=service.runtime.load,
         on_answer=service.runtime.stats.answer,
     )
-    # Outermost: what a browser asks before a request bears no key.
+    # Outermost: a browser's preflight request bears no key.
     origins = service.config.server.allowed_origins
     return CORSMiddleware(edge, origins, allow_methods=["*"], allow_headers=["*"])
 

@@ -1,4 +1,4 @@
-"""While a model is on its way from the hub: the download, and what the ports say meanwhile."""
+"""A model's download from the hub, and the answers of the ports meanwhile."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ METHODS = ["GET", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"]
 
 
 class Arrival:
-    """One model on its way. It is alive as long as it is fetched: the download gives up itself."""
+    """One model's download. The worker is live all the time: a failing download gives up itself."""
 
     def __init__(self, config: WorkerConfig, hub: HubConfig) -> None:
         self._hub, self._told = hub, DownloadProgress(str(hub.model))
@@ -38,11 +38,11 @@ class Arrival:
             directory = await asyncio.to_thread(self._download)
         except Stopped:
             return None
-        # Where all of it was there already, nothing that looks at `stop` was waited for.
+        # If nothing had to be fetched, nobody has looked at `stop` yet.
         return None if self._stop.is_set() else directory
 
     def stop(self) -> None:
-        """End the download soon; what has come is kept."""
+        """End the download soon; the received part is kept."""
         self._stop.set()
 
     def _download(self) -> Path:
@@ -78,5 +78,5 @@ class Arrival:
 
 
 def _refuse_unbuilt(directory: Path) -> None:
-    """A model that this engine cannot run is refused before its weights are fetched."""
+    """Refuse a model that this engine cannot run, before its weights are fetched."""
     DecoderConfig.from_json(read_config(Directory(directory)))

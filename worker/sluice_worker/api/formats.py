@@ -1,4 +1,4 @@
-"""How each route tells a generation: as one body, or as one event for each token."""
+"""The form of each route's reply: one body, or one event for each token."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,10 +52,10 @@ class Format(ABC):
 
     @abstractmethod
     def body(self, texts: Sequence[str]) -> bytes:
-        """The answer in one piece; `texts` of all choices, whose tokens were all taken in."""
+        """The answer in one piece, after all tokens; `texts`: of all choices."""
 
     def num_bytes(self, prompts: Iterable[OpenChoice], num_tokens: int) -> int:
-        """About what is told of the prompts of these choices and of `num_tokens` of output."""
+        """Approximate bytes of the reply for these prompts and `num_tokens` of output."""
         of_prompts = (
             len(picked.echo.text) + picked.timer.num_prompt_tokens * self._prompt_token_bytes
             for picked in prompts
@@ -94,7 +94,7 @@ class _OpenAiFormat(Format):
         return event(encode(self._chunk([], self.generation.counts()))) + DONE
 
     def _usage(self, picked: OpenChoice) -> Usage | UnsetType:
-        """Counts of the chunk's choice, which vLLM tells with each chunk."""
+        """Counts of the chunk's choice, which vLLM sends with each chunk."""
         return picked.counts() if self.generation.request.continuous_usage else UNSET
 
 
@@ -232,7 +232,7 @@ class GenerateFormat(Format):
         return event(encode(chunk))
 
     def tail(self) -> bytes:
-        """Nothing: the last token says that it is the last."""
+        """Nothing: the last token's event ends the stream."""
         return b""
 
     def body(self, texts: Sequence[str]) -> bytes:
@@ -279,7 +279,7 @@ class GenerateFormat(Format):
 
 
 class TokenLogprobs:
-    """The log-probabilities that one request asked for, as its replies tell them."""
+    """The log-probabilities that one request asked for, in the form of its replies."""
 
     def __init__(self, request: Completion, tokenizer: Tokenizer) -> None:
         self._request = request
@@ -311,7 +311,7 @@ class TokenLogprobs:
 
 
 def _scores_bytes(num: int | None) -> int:
-    """Beside one token, with the `num` likeliest."""
+    """Approximate bytes of one token's scores with the `num` likeliest."""
     return 0 if num is None else SCORE_BYTES * (num + 1)
 
 

@@ -1,4 +1,4 @@
-"""One HTTP request's sequences, from submission to the one outcome that each of them gets."""
+"""One HTTP request's sequences, from submission to each one's single outcome."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ class OpenChoice:
     is_booked: bool = False
     cached_tokens: int = 0
     last_at_s: float | None = None
-    """When the last token that was handed over had reached this process."""
+    """Time at which the last delivered token had reached this process."""
     prompt_scores: list[Scores] = field(default_factory=list)
     scored: PackedScores = field(default_factory=PackedScores)
     """The output's tokens with their log-probabilities, where the request asks for them."""
@@ -182,7 +182,7 @@ class Generation:
     def leave(self) -> None:
         """Nobody reads any more: free what is still running. Safe to call at any time.
 
-        What failed one sequence has failed the request: the others are no client's leaving.
+        If one sequence failed, the request has failed: the others do not count as aborted.
         """
         now_s = time.monotonic()
         self.has_left = True

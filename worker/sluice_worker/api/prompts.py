@@ -30,17 +30,17 @@ class Prompts:
     def __init__(
         self, tokenizer: Tokenizer, config: Mapping[str, object], *, parse_special: bool
     ) -> None:
-        """`config`: the model's config.json. `parse_special`: whether control tokens are read in
-        the text of a prompt, where its request does not say it."""
+        """`config`: the model's config.json. `parse_special`: True if control tokens are read in
+        a prompt's text by default."""
         size = config.get("vocab_size")
         self._tokenizer = tokenizer
         self._parse_special = parse_special
-        self.encode("")  # what it needs is made now: the first prompt is not to wait for it
-        # Rows of the embedding table, over which a token id has no meaning.
+        self.encode("")  # builds the encoder now, so that the first prompt does not wait
+        # Rows of the embedding table: a larger token id has no meaning.
         self.vocab_size = size if isinstance(size, int) else tokenizer.vocab_size
 
     def read(self, request: Completion, keep: int | None) -> tuple[list[Sequence[int]], list[Echo]]:
-        """The token ids of each prompt, the last `keep` of them, and what a reply repeats of it."""
+        """The last `keep` token ids of each prompt, and its echo in the reply."""
         prompts = [self._token_ids(prompt, request, keep) for prompt in request.prompts]
         both = zip(request.prompts, prompts, strict=True)
         return prompts, [self._echo(asked, ids, request, keep) for asked, ids in both]

@@ -86,9 +86,9 @@ async def _generated(
 
 
 def _with_headers(asked: Completion, request: Request) -> Completion:
-    """With the deadlines and the id that headers tell, and the salt of the caller's key.
+    """`asked` with deadlines and id from headers, and the salt of the caller's key.
 
-    Usage and first token must not tell one caller what another one cached.
+    Usage and first-token time must not reveal to a caller what others cached.
     """
     state = request.scope["state"]
     return replace(
@@ -137,8 +137,8 @@ def add_health(
     health: Callable[[], Verdict],
     readiness: Callable[[], Verdict],
 ) -> None:
-    """The probes and the version, which need no engine. `health`: as vLLM's, which others' charts
-    take for readiness."""
+    """The probes and the version, which need no engine. `health`: as in vLLM, whose charts use it
+    for readiness."""
 
     def told(verdict: Verdict) -> Response:
         body = response_types.Health("ok" if verdict.ok else "failed", verdict.reason)

@@ -31,23 +31,23 @@ KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that the client closes first."""
 BACKLOG = 2048
 MAX_IDLE = 1024
-"""Connections of the API port beyond those of all requests that may be open: clients and gateways
-keep some for their next ones. One whose headers never end takes up to MAX_HEADER_BYTES."""
+"""Connections of the API port beyond those of open requests: clients and gateways keep some for
+later requests. A connection whose headers never end takes up to MAX_HEADER_BYTES."""
 MAX_ADMIN = 256
 """Connections of the admin port: an operator's, a scraper's, probes'."""
 OTHER_FILES = 128
-"""Beside connections: sockets of our own, libraries, what a thread has open for a moment."""
+"""Files beside connections: own sockets, libraries, files that threads open for a moment."""
 ANSWER_S = 2.0
 """Seconds in which open requests get their error, once the engine has died or a drain must end."""
 QUIET_S = 1.0
-"""A drain closes connections on which nothing has come for so long: whoever was just answered, or
-has just dialled, may be about to ask."""
+"""Seconds of silence after which a drain closes a connection. A client that has just connected, or
+was just answered, may be about to send a request."""
 POOL_S = 20.0
-"""The same, where clients are not ours to end: for longer than openai's and httpx's pools (5 s) and
-aiohttp's (15 s) keep one. A request sent as it is closed would have no answer (RFC 9112, 9.5)."""
+"""The same for clients out of our control: longer than the pools of openai and httpx (5 s) and
+aiohttp (15 s) keep one. A request sent as it closes would get no answer (RFC 9112, 9.5)."""
 LAST_BYTES_S = 2
-"""For slow readers of answers that were written before the server closes: within the margin that a
-pod's grace period leaves beside --shutdown-timeout."""
+"""Seconds for slow readers of written answers before the server closes. A pod's grace period leaves
+this margin beside --shutdown-timeout."""
 
 
 class _Server(uvicorn.Server):
@@ -86,9 +86,9 @@ def bind(flag: str, host: str, port: int) -> socket.socket:
 
 @dataclass(slots=True)
 class _SwappableApp:
-    """The application of a port, changed once: when a model that was fetched is there.
+    """The application of a port, changed once: when the fetched model is complete.
 
-    The connections stay, so that nobody who asks at that moment is cut off.
+    The connections stay, so that no request at that moment is cut off.
     """
 
     app: ASGIApp | None = None
@@ -211,9 +211,9 @@ async def _serve(
 
 
 def _quieten_collections() -> None:
-    """Each collection stops all streams: what is alive now stays, and the rest is looked at seldom.
+    """Freeze living objects and collect seldom: each garbage collection stops all streams.
 
-    A body of 700,000 small lists is read in 130 ms so, in 400 otherwise.
+    So a body of 700,000 small lists is parsed in 130 ms instead of 400.
     """
     gc.collect()
     gc.freeze()
@@ -249,8 +249,8 @@ async def _live(
 
 
 async def _drain(service: Service, api: _Server, inflight: Inflight) -> None:
-    """Readiness off. Requests that still come are answered, each as the last of its connection,
-    until none come; what the limit finds open is told so."""
+    """Turn readiness off. New requests are answered, each as the last of its connection, until none
+    come. Requests still open at the limit get an error."""
     flags, now_s = service.config.server, asyncio.get_running_loop().time()
     from_s = now_s + flags.shutdown_delay
     idle_s = POOL_S if flags.shutdown_delay else QUIET_S
@@ -270,7 +270,7 @@ async def _until_quiet(
 ) -> bool:
     """Wait until no request is under way and all connections have been idle for `idle_s`.
 
-    That is `from_s` at the earliest; False if it takes until `until_s`; both are loop time.
+    Returns at `from_s` at the earliest; False at `until_s`. Both are loop time.
     """
     loop = asyncio.get_running_loop()
     while await inflight.until_empty(until_s - loop.time()):

@@ -1,4 +1,4 @@
-"""The text work of one worker, around what is in force: prompts become sequences of its engine."""
+"""The text work of one worker under its live limits: prompts become sequences of the engine."""
 
 import time
 import uuid
@@ -75,7 +75,7 @@ class Service:
         budgets = await self.admission.admit(request, reading, arrival_s)
         num_choices = request.sampling.n
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
-        # It may wait for long: as they were parsed, token ids take ten times what a choice keeps.
+        # It may wait for long, and parsed token ids take ten times the memory of a choice's.
         kept = replace(request, prompts=())
         generation = Generation(reply_id, kept, self.runtime.ledger, self.client.abort)
         stats.observe("request_params_n", num_choices)
@@ -150,8 +150,8 @@ class Service:
     async def render(
         self, conversation: Conversation, num_bytes: int, check: Callable[[int], None]
     ) -> list[int]:
-        """The token ids of a conversation, as its template writes it. Raises RequestError; `check`
-        may as well, of the number of its characters."""
+        """The token ids of a conversation, as its template writes it. Raises RequestError, also
+        from `check`, which gets the number of characters."""
         return await self.texts.result(
             num_bytes, lambda: self._renderer.token_ids(conversation, check)
         )

@@ -23,7 +23,7 @@ from .formats import Format
 from .generation import Arrived, Generation
 
 Delivered = tuple[Arrived, FinishReason | None]
-"""A token that was told, and how its sequence ended with it."""
+"""A delivered token, and its sequence's finish reason, if it is the last."""
 KEEP_ALIVE = b": keep-alive\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -34,7 +34,7 @@ STREAM_HEADERS = [
 
 @asynccontextmanager
 async def watched(generation: Generation, receive: Receive) -> AsyncIterator[None]:
-    """Abort the sequences as soon as the client has left, and whatever else ends the block."""
+    """Abort the sequences as soon as the client has left, or the block ends otherwise."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -89,7 +89,7 @@ class EventStream(Response):
                     self._sent_s = time.monotonic()
 
     def _events(self, items: Sequence[Arrived], delivered: list[Delivered]) -> bytes:
-        """The events of `items`, which join `delivered`, but for those that nobody waits for."""
+        """The events of `items`, without those after a sequence's end; they join `delivered`."""
         events = bytearray()
         for item in items:
             if item.choice.finish_reason is None:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what a text or a conversation is in tokens, and back."""
+"""POST /tokenize and /detokenize: a text or a conversation to tokens, and back."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,19 +19,19 @@ from .service import Service
 
 MAX_WINDOWS = 4
 LEAST_TOKENS = 1 << 20
-"""Tokens of one text: so many windows of the model, or these, if they are more."""
+"""Least bound of the tokens of one text; with a large window the bound is higher."""
 CHARS_PER_TOKEN = 8
-"""So many characters may be looked at for each: text has three to five."""
+"""Characters allowed for each token: ordinary text has three to five."""
 BYTES_PER_TOKEN = 8
 BYTES_PER_STR = 12
 
 Write = Callable[[], bytes]
 Handler = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
-"""About how many bytes an answer has, and what makes them."""
+"""(request, service) -> approximate bytes of the answer, and a function that writes it."""
 
 
 def add_token_routes(app: FastAPI, service: Service) -> None:
-    """Both routes, for so many at once: what they read and hold is not bounded by the queue."""
+    """Both routes, for a limited number at once: the queue does not bound their memory."""
     open_ones = Inflight()
 
     @app.post("/tokenize")
@@ -44,7 +44,7 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
 
 
 class _InTurn(Response):
-    """An answer whose turn ends when it was read: until then it is held."""
+    """An answer whose turn ends when the client has read it: until then it takes memory."""
 
     def __init__(
         self, request: Request, service: Service, open_ones: Inflight, work: Handler
@@ -119,7 +119,7 @@ def _check_tokens(num_tokens: int, service: Service, field: str) -> None:
 
 
 def _check(num: int, most: int, noun: str, field: str) -> None:
-    """Raises RequestError for a text that no prompt of this model is near."""
+    """Raises RequestError for a text far longer than any prompt of this model."""
     if num > most:
         raise RequestError(
             f"{num} {noun} are over the limit of {most} for one text; send it in parts",

@@ -1,6 +1,6 @@
-"""CPU and memory that this process may use, and how long its quota held it back. No torch.
+"""CPU and memory that this process may use, and its time throttled by the quota. No torch.
 
-Limits are looked up from the process's own cgroup to the root, and the smallest holds. In a
+Limits are read from the process's own cgroup up to the root, and the smallest holds. In a
 container the mount shows the container's own cgroup as the root.
 """
 
@@ -34,13 +34,13 @@ class Resources:
         return min(quotas, default=None)
 
     def num_threads(self) -> int:
-        """Compute threads: the CPUs it may run on, and no more than the quota pays for."""
+        """Compute threads: the CPUs it may run on, at most the quota."""
         cpus = len(os.sched_getaffinity(0))
         quota = self.cpu_quota()
         return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
 
     def throttled_s(self) -> float:
-        """Seconds that the quota held us back since the cgroup began; 0 where there is none.
+        """Seconds throttled by the quota since the cgroup began; 0 without a quota.
 
         v2 counts microseconds, v1 nanoseconds.
         """
@@ -58,8 +58,8 @@ class Resources:
         return next((fields["oom_kill"] for fields in counts if "oom_kill" in fields), 0)
 
     def _counts(self, controller: str, name: str) -> Iterator[dict[str, int]]:
-        """A file of counters by their names, of our own cgroup, then of the root, which is ours
-        inside a cgroup namespace."""
+        """A file of named counters: of our own cgroup, then of the root, which is our own inside a
+        cgroup namespace."""
         own = [base / path.lstrip("/") for base, path in self._groups(controller)]
         roots = [self._cgroup / each for each in ("", controller, "cpu,cpuacct")]
         for directory in (*own, *roots):
@@ -117,18 +117,18 @@ class Resources:
 
 
 PRODUCTS_KEPT = "256"
-"""oneDNN and torch keep a product for each number of rows, 1,024 each unless told, of some 350 KB.
-A worker grew by 1 GB in a minute of mixed prompts. As rows are rounded (`sluice_kernels.linear`),
-256 hold nearly all."""
+"""oneDNN and torch each keep a product of some 350 KB for each number of rows, by default 1,024 of
+them. A worker grew by 1 GB in a minute of mixed prompts. With rounded rows
+(`sluice_kernels.linear`), 256 hold nearly all."""
 PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, with large pages for what glibc allocates and small caches of oneDNN's products,
-    unless it says otherwise.
+    """`environ` with large pages for glibc's allocations and small caches of oneDNN's products,
+    unless it sets these itself.
 
-    Every step reads the weights from end to end. In pages of 4 KiB a decode of one sequence took
-    1.3 times as long (measured). The C library reads this before a program begins.
+    Every step reads all weights. With pages of 4 KiB a decode of one sequence took 1.3 times as
+    long (measured). The C library reads these variables before a program begins.
     """
     found = {**dict.fromkeys(PRODUCT_CACHES, PRODUCTS_KEPT), **environ}
     name = "glibc.malloc.hugetlb"
@@ -141,7 +141,7 @@ def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def release_freed() -> None:
     """Give freed memory back to the system, where the C library can (glibc).
 
-    Packing frees weights between those that stay; a quarter of the model was kept so (measured).
+    Packing frees weights between others that stay: a quarter of the model was kept (measured).
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

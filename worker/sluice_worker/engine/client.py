@@ -1,4 +1,4 @@
-"""The API process's side of the engine: its process, its socket, and who waits for its tokens."""
+"""The API process's side of the engine: its process, its socket, and the sinks of its tokens."""
 
 import asyncio
 import contextlib
@@ -64,13 +64,13 @@ class EngineProcess:
 
     @property
     def was_killed_for_memory(self) -> bool:
-        """Whether it ended as the kernel ends processes of a cgroup that is out of memory, and the
-        cgroup has counted one since."""
+        """True if SIGKILL ended it, as the kernel does out of memory, and its cgroup has counted
+        such a kill since."""
         is_killed = self.process.returncode == -signal.SIGKILL
         return is_killed and Resources().oom_kills() > self.oom_kills
 
     async def has_ended(self, timeout_s: float) -> bool:
-        """Whether it has, or does so within `timeout_s`."""
+        """True if it has ended, or does so within `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), timeout_s)
         return self.process.returncode is not None
@@ -271,14 +271,14 @@ class EngineClient:
             sink.ended(error)
 
     def lost(self, error: Exception | None) -> None:
-        """The socket closed, or what it gave is no message (`error`): the engine is gone."""
+        """The socket closed, or its data was no message (`error`): the engine is gone."""
         if self._ending is None:
             if not self._is_leaving:
                 self.engine_liveness.died("the engine process is ending")  # until it is known how
             self._ending = asyncio.create_task(self._end(error, time.time()))
 
     async def _end(self, error: Exception | None, now_s: float) -> None:
-        """Tell everybody who waits how the engine ended."""
+        """Tell all sinks how the engine ended."""
         reason = await self._reason(error, timestamp(now_s))
         self.closed.set()
         died = EngineDied(reason, retry_after_s=1)
@@ -328,5 +328,5 @@ class _Wire(asyncio.Protocol):
             self._client.lost(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # A reset says only that the process is gone, and how it went is better known.
+        # A reset says only that the process is gone; its exit status says more.
         self._client.lost(None if isinstance(exc, OSError) else exc)

@@ -27,11 +27,11 @@ from ..scheduling.step import Outcome, Step
 
 REFIT_S = 1.0
 UNLEARNT_S = 60.0
-"""After so long without any other step, one that scores a prompt is better than none."""
+"""Seconds without other steps after which the model also learns from steps that score prompts."""
 TOUCH_REST = 9.0
-"""Times as long as touching pages takes: a CPU quota is for requests."""
+"""Rest after touching pages, as a multiple of its time: requests need the CPU quota."""
 THROTTLED_SHARE = 0.05
-"""From this share of the steps' time spent held back, the CPU quota sets the pace."""
+"""Throttled share of the steps' time above which the CPU quota sets the pace."""
 
 
 class Engine:
@@ -46,9 +46,9 @@ class Engine:
         seed: int | None = None,
         throttled_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`seed`: of requests that bring none of their own; None: of the system's entropy.
+        """`seed`: for requests without a seed of their own; None: from the system's entropy.
 
-        `throttled_s`: how long the CPU quota has held this process back so far.
+        `throttled_s`: seconds that the CPU quota has throttled this process so far.
         """
         self._seeds = random.Random(seed)  # noqa: S311 - of samples, no secret
         self.scheduler = scheduler
@@ -66,7 +66,7 @@ class Engine:
         return self.scheduler.has_work
 
     def idle_s(self, now: float) -> float:
-        """Seconds until a step can do anything: 0 with work, none but for a static batch."""
+        """Seconds until a step can do anything: 0 with work, more for a static batch."""
         return max(self.scheduler.starts_at(now) - now, 0.0) if self.has_work else float("inf")
 
     def submit(self, request: Submit, now: float) -> Finished | None:
@@ -103,15 +103,15 @@ class Engine:
             return None, []
         tokens = self.runner.execute(step.works, step.prefill_follows)
         outcomes = self.scheduler.commit(step, tokens, self._clock())
-        ended = self._clock()  # now: the next tokens wait for what booking these takes
+        ended = self._clock()  # before booking, which delays the next tokens
         self.num_steps += 1
         model = self._learn(step, started, ended)
         return self._report(step, outcomes, started, ended, model), self._failures(outcomes)
 
     def use_idle_time(self) -> float:
-        """Without work: prepare something. Seconds until more may be prepared; infinite where
-        nothing is left."""
-        # What holds back whoever else is in the cgroup is no matter of the next steps.
+        """Prepare something while there is no work. Returns the seconds until more may be prepared;
+        infinite if nothing is left."""
+        # Throttling while idle comes from other processes and says nothing of the next steps.
         self._throttled_before_s, self._stepped_s = self._throttled_s(), 0.0
         if self.runner.use_idle_time():
             return 0.0
@@ -163,7 +163,7 @@ class Engine:
         return model.step_ms(decodes, kv_tokens, drafted) / plain if plain > 0 else 1.0
 
     def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
-        """Record the step; the model where it was fitted anew."""
+        """Record the step; returns the model if it was refitted."""
         record = StepRecord(
             at_s=ended,
             num_decodes=step.num_decodes + step.num_padding,

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 1.0
 RECEIVE_BYTES = 1 << 18
 LARGE_BYTES = 1 << 16
-"""From here on a read is taken for a part of a burst."""
+"""Bytes of a read from which on it counts as part of a burst."""
 REFILL_S = 0.001
-"""How long the sender may take to fill the socket again before it is taken to be empty."""
+"""Seconds that the sender may take to refill the socket before it counts as empty."""
 BURST_S = 0.02
-"""How long a step may wait for the rest of a burst."""
+"""Seconds that a step may wait for the rest of a burst."""
 
 
 class Disconnected(Exception):
@@ -84,7 +84,7 @@ class Link:
         return split_frames(self._buffer)
 
     def _read(self, timeout_s: float) -> int:
-        """How many bytes were read, waiting at most `timeout_s` for the first."""
+        """Number of bytes read, waiting at most `timeout_s` for the first."""
         readable, _, _ = select.select([self._socket], [], [], max(timeout_s, 0.0))
         if not readable:
             return 0
@@ -127,7 +127,7 @@ class Loop:
             frames = self._link.receive(self._idle_s())
 
     def _idle_s(self) -> float:
-        """How long to wait for a message: until there is something to do without one."""
+        """Seconds to wait for a message until there is something to do without one."""
         rest_s = float("inf") if self._engine.has_work else self._engine.use_idle_time()
         now = time.monotonic()
         return min(rest_s, self._engine.idle_s(now), self._next_beat - now)
@@ -136,7 +136,7 @@ class Loop:
         report, failures = self._engine.step()
         if report is not None:
             self._link.send(report)
-        for failure in failures:  # behind the tokens of a draft that was right up to there
+        for failure in failures:  # after the tokens of a draft's right part
             self._link.send(failure)
 
     def _handle(self, message: ToEngine) -> None:
@@ -168,15 +168,15 @@ def serve(link: Link) -> int:
     link.send(Starting("import", 0))
     set_threads(Resources().num_threads())
     try:
-        # What can be refused without torch, whose import takes seconds, is refused before it.
+        # Refuse as much as possible before torch is imported, which takes seconds.
         DecoderConfig.from_json(read_config(Directory(checkpoint_dir(config.model))))
-        gc.disable()  # all of it stays: looking for garbage takes a seventh of the import
+        gc.disable()  # modules stay: looking for garbage takes a seventh of the import
         from .startup import start  # imports torch, which reads the settings above
 
         gc.enable()
         engine, ready = start(config, lambda phase, percent: link.send(Starting(phase, percent)))
         link.send(ready)
-        # What is alive now stays: collections need not look at it again.
+        # All living objects stay: collections need not look at them again.
         gc.collect()
         gc.freeze()
         Loop(link, engine).run(frames)
@@ -186,18 +186,18 @@ def serve(link: Link) -> int:
     except Disconnected:
         raise
     except Exception as error:
-        traceback.print_exc()  # before anybody hears of it: a pod's status quotes the log's end
+        traceback.print_exc()  # before the message: a pod's status quotes the log's end
         link.send(Failed(told(error)))
         return 1
     return 0
 
 
 def set_threads(count: int) -> None:
-    """Threads as the quota pays for, and none that spins long while it waits.
+    """Use `count` threads, which spin only briefly while they wait.
 
-    With default spinning, two threads on busy cores took 10-100 times as long (measured). Some ten
-    microseconds bridge the time between two operations of a step. A worker alone becomes 2-3 %
-    faster, two on the same cores 5 % slower; with a hundred, 6 % and 33 %.
+    With default spinning, two threads on busy cores took 10-100 times as long (measured). Spinning
+    for some ten microseconds bridges the gap between two operations of a step. It makes a worker
+    alone 2-3 % faster and two on the same cores 5 % slower; a hundred: 6 % and 33 %.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(count))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

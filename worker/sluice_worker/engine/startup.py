@@ -1,7 +1,7 @@
 """From a configuration to an engine that serves: weights, memory, profile.
 
-Memory is planned by the formula before anything is loaded, then again with what was measured and
-with what the kernels need; all are reported.
+Memory is planned by the formula before anything is loaded, then again with measured bytes and with
+the kernels' needs. All plans are reported.
 """
 
 import math
@@ -57,9 +57,9 @@ Progress = Callable[[str, int], None]
 """(phase, percent) of the start."""
 
 PROFILE_CPU_S = 1.5
-"""CPU seconds that the profile may take: in a pod of half a core they are three of waiting."""
+"""CPU seconds that the profile may take: three seconds of waiting in a pod with half a core."""
 PREPARE_S = 5.0
-"""Time before a worker is ready for work that else waits for idle time. On a GPU these are CUDA
+"""Seconds before readiness for work that otherwise waits for idle time. On a GPU it captures CUDA
 graphs of large steps, some tenths of a second each."""
 GPU_SCORED_LOGITS = 1 << 28
 """As SCORED_LOGITS: 2,048 tokens of a vocabulary of 131k, some milliseconds."""
@@ -73,7 +73,7 @@ def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
 
 
 class _Start:
-    """One start; the attributes are what its later phases need of the earlier."""
+    """One start; its attributes are the results that later phases need."""
 
     def __init__(self, config: EngineConfig, resources: Resources) -> None:
         self.config = config
@@ -255,9 +255,9 @@ class _Start:
         return math.ceil(peak * budget / affordable), records
 
     def _rehearse(self, runner: Runner, plan: MemoryPlan) -> None:
-        """Run prefills of many sizes, the largest first. At the first of a size torch takes memory
-        and the driver loads kernels. In traffic these would be hiccups, which leave prefill no
-        room beside decodes for two minutes."""
+        """Run prefills of many sizes, the largest first. At each new size torch takes memory and
+        the driver loads kernels. In traffic these hiccups would leave prefill no room beside
+        decodes for two minutes."""
         dummy = _Dummy(runner, min(self.max_model_len, plan.kv_tokens))
         deadline = time.monotonic() + PREPARE_S
         for size in reversed(graph_sizes(self.config.max_num_batched_tokens)):
@@ -365,8 +365,8 @@ class _Start:
 
 
 class _Dummy:
-    """Steps of made-up sequences, whose blocks hold anything: only their cost matters. Decodes have
-    blocks of their own, as far as there are: a cache would hold shared ones."""
+    """Steps of dummy sequences with arbitrary block contents: only their cost matters. Decodes have
+    blocks of their own as far as possible: a CPU cache would hold shared ones."""
 
     def __init__(self, runner: Runner, max_model_len: int) -> None:
         self._runner = runner
@@ -413,7 +413,7 @@ class _Dummy:
 
 
 def _prepare(runner: Runner) -> None:
-    """Do now what would wait for idle time: under load from its first second a worker has none."""
+    """Do work now that would wait for idle time: a worker under constant load has none."""
     deadline = time.monotonic() + PREPARE_S
     while time.monotonic() < deadline and runner.use_idle_time():
         pass
@@ -427,7 +427,7 @@ def _pick_device(asked: str) -> Literal["cpu", "cuda"]:
 
 
 def _why_no_gpu() -> str:
-    """Torch's own sentence: mostly that the driver is missing, or too old for its CUDA."""
+    """Torch's own sentence: mostly the driver is missing, or too old for its CUDA."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
@@ -448,8 +448,8 @@ def _refuse_unless_fits(plan: MemoryPlan, decoder: DecoderConfig) -> None:
 
 
 def refuse_unless_free(plan: MemoryPlan, free_bytes: int, total_bytes: int) -> None:
-    """DoesNotFit if less of the GPU is free than is planned, mostly as others use it too (time
-    slices, MPS). Asking what is free has made this process's context: it is not free any more."""
+    """DoesNotFit if less GPU memory is free than planned, mostly because others share the GPU (time
+    slices, MPS). The query itself created this process's context, so that is not free any more."""
     needed = plan.fixed_bytes - plan.reserve_bytes - CONTEXT_BYTES
     needed += plan.kv_tokens * plan.kv_bytes_per_token
     if needed <= free_bytes:

@@ -23,13 +23,13 @@ from .sampler import Draw, joined, sample, score
 
 Indices = NDArray[np.int64]
 Tokens = dict[int, list[int | None]]
-"""What was sampled for a work, by its identity."""
+"""Sampled tokens of each work, by the work's identity."""
 CACHE_LINE = 64
 TOUCHED_AHEAD = 1 << 30
-"""Bytes of unused pages that are touched before they are needed: what a burst takes at most. More
-would take the memory of others, where a pool is large and little of it ever used."""
+"""Bytes of unused pages touched in advance: the most that a burst takes. With a large, little used
+pool, more would take memory from others."""
 TOUCHED_AT_ONCE = 1 << 24
-"""Bytes: a millisecond, or thirty on a virtual machine that gave its free memory back."""
+"""Bytes touched at once: a millisecond, or thirty on a virtual machine that gave memory back."""
 PROMPT_ROWS = 32
 """Prompt positions scored at once: logits of a whole chunk would need memory that is not planned.
 """
@@ -51,7 +51,7 @@ class Runner:
         self._touched = 0 if self.device.type == "cpu" else num_blocks  # a GPU's are all there
 
     def _allocate(self, num_blocks: int) -> list[Tensor]:
-        """Pages of zeros, finite as masked slots are multiplied too; the last is never written."""
+        """Pages of zeros: masked slots are multiplied too. The last page is never written."""
         shape = self.model.config.shape
         page = (2, shape.num_kv_heads, self.block_size, shape.head_dim)
         dtype = self.model.embedding.dtype
@@ -65,15 +65,15 @@ class Runner:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the device has begun with the next step, as far as it decodes."""
+        """True if the device has begun with the decodes of the next step."""
         return False
 
     @torch.inference_mode()
     def execute(self, works: Seq[StepWork], prefill_follows: bool = False) -> list[int | None]:
-        """A token for each sampled position, in order; None where its logits are not finite.
+        """A token for each sampled position, in order; None if its logits are not finite.
 
-        Scores that requests ask for are left in their sequences. prefill_follows: the next step is
-        more than decodes, so that nobody begins with those.
+        Requested scores are stored in their sequences. prefill_follows: the next step has prefill,
+        so its decodes do not run ahead.
         """
         found = self._run(sorted(works, key=by_length))
         return [token for work in works for token in found[id(work)]]
@@ -91,7 +91,7 @@ class Runner:
         return {id(work): [next(drawn) for _ in range(work.num_samples)] for work in works}
 
     def _forward(self, works: Seq[StepWork], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
-        """Logits of all `draws`; and the last layer's output, where prompts may be scored."""
+        """Logits of all `draws`, and the last layer's output if prompts may be scored."""
         step = self.build(works)
         num_sampled = len(step.sampled_rows)
         sampled = pad(step.sampled_rows, (0, self._num_more(num_sampled)))
@@ -105,12 +105,12 @@ class Runner:
         return sample(logits, draws)
 
     def use_idle_time(self) -> bool:
-        """Prepare something, in a fraction of a second; False where nothing is left to prepare."""
+        """Prepare something, in a fraction of a second; False if nothing is left to prepare."""
         return False
 
     def touch_ahead(self, first_unused: int) -> bool:
-        """Touch some pages that are likely to be needed next, no block from `first_unused` on being
-        in use; False where enough are. The system finds memory for them now, and not in a step."""
+        """Touch some pages likely needed next; blocks from `first_unused` on are unused. False if
+        enough are touched. So the system finds memory for them now and not in a step."""
         block_bytes = self.num_bytes // (self._null_block + 1)
         first = max(self._touched, first_unused)
         wanted = min(first_unused + TOUCHED_AHEAD // block_bytes, self._null_block)
@@ -122,7 +122,7 @@ class Runner:
         """Zero the pages of `blocks`."""
         if not blocks:
             return
-        rows = self._tensor(np.array(blocks, dtype=np.int64))  # once: a GPU's host waits for none
+        rows = self._tensor(np.array(blocks, dtype=np.int64))  # one upload; the host does not wait
         for cache in self.caches:
             cache.index_fill_(0, rows, 0)
 
@@ -226,9 +226,9 @@ class Runner:
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # calloc, which torch.zeros does not use: the system zeroes a page when it is first touched, so
-    # a large pool takes neither time nor memory before it is needed. From a cache line on, so that
-    # no vector of a page lies in two.
+    # torch.zeros does not use calloc. With calloc the system zeroes a page at its first touch, so a
+    # large pool takes no time or memory before it is needed. It starts at a cache line, so that no
+    # vector of a page crosses two.
     num_bytes = math.prod(size) * dtype.itemsize
     raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
     skipped = -raw.ctypes.data % CACHE_LINE

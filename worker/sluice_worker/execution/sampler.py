@@ -1,7 +1,7 @@
 """One token per row: greedy, or drawn from what temperature, top-k, top-p and min-p leave.
 
-Everything works on all rows that need it at once. A drawn token depends on its row's logits and on
-(seed, index) alone, never on the other rows: recomputing a preempted sequence draws the same again.
+Each operation works on all rows that need it at once. A drawn token depends only on its row's
+logits and (seed, index), never on other rows. So a preempted sequence draws the same tokens again.
 
 Order and meaning are vLLM's: allowed tokens, forbidden tokens, bias, penalties (repetition, then
 frequency and presence), temperature, min-p, top-k, top-p. Ties at a cut-off are all kept.
@@ -19,11 +19,11 @@ from torch import Tensor
 from ..scheduling.edits import Edits
 
 FIRST_CANDIDATES = 256
-"""Most top-p sets of a trained model are smaller, and a full sort costs 16 times as much."""
+"""Tokens sorted first: most top-p sets are smaller, and a full sort takes 16 times as long."""
 PIECE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 23}
-"""Logits that are drawn from at once: several copies of them are needed, which nobody planned."""
+"""Logits drawn from at once: drawing needs several copies of them, which the plan leaves out."""
 SPAN = 128
-"""Probabilities are summed in spans, so that only one span of a row is summed token by token."""
+"""Tokens of a span: probabilities are summed by span, and only one span token by token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Draw:
 
     @property
     def is_edited(self) -> bool:
-        """Whether logits change before temperature."""
+        """True if logits change before temperature."""
         return bool(self.forbidden) or self.edits is not None
 
     @property
     def is_cut(self) -> bool:
-        """Whether unlikely tokens are left out."""
+        """True if unlikely tokens are left out."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
@@ -81,14 +81,14 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
 
 
 def pieces(rows: Sequence[int], logits: Tensor) -> Iterator[list[int]]:
-    """`rows` in groups that are small enough to make copies of."""
+    """`rows` in groups small enough to copy."""
     size = max(PIECE_ELEMENTS.get(logits.device.type, 1 << 20) // logits.shape[1], 1)
     for begin in range(0, len(rows), size):
         yield list(rows[begin : begin + size])
 
 
 def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [num_rows], and whether each is the best of numbers."""
+    """Tokens [num_rows], and for each True if its logit is finite."""
     best, tokens = logits.max(dim=-1)  # the largest of a row with a NaN is NaN
     return tokens, torch.isfinite(best)
 
@@ -99,7 +99,7 @@ def _book(chosen: list[int | None], rows: Sequence[int], tokens: Tensor, sound: 
 
 
 def _rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Those rows, without a copy where it is all of them."""
+    """The given rows; no copy if these are all rows."""
     return tensor if len(rows) == len(tensor) else tensor[list(rows)]
 
 
@@ -120,7 +120,7 @@ def _edit(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     flat[torch.tensor(forbidden, dtype=torch.int64, device=flat.device)] = float("-inf")
     _add_bias(flat, [(base, e) for base, e in changes if len(e.bias_ids)])
     _penalise(flat, [(base, e) for base, e in changes if len(e.seen)])
-    logits[broken] = float("nan")  # whatever of it was excluded, no token of it can be trusted
+    logits[broken] = float("nan")  # even if edits excluded the NaN: no token can be trusted
     return logits
 
 
@@ -180,9 +180,9 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The token at which each row's summed weights pass `uniforms` [num_rows, 1] of all.
+    """The token at which each row's cumulative weight passes the share `uniforms` [num_rows, 1].
 
-    Sums are float64: in float32 those over a large vocabulary would favour its beginning.
+    Sums are float64: float32 sums over a large vocabulary would favour its beginning.
     """
     missing = -weights.shape[1] % SPAN
     if missing:
@@ -195,14 +195,14 @@ def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     before = torch.where(span > 0, passed.gather(1, (span - 1).clamp_min_(0)), 0.0)
     inside = spans[torch.arange(len(spans), device=spans.device), span[:, 0]]
     inside = inside.cumsum(dim=-1, dtype=torch.float64)
-    # The two sums may differ in their last bit; the target stays below the span's own.
+    # The two sums may differ in their last bit; the target stays below the span's sum.
     rest = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
     token = span[:, 0] * SPAN + (inside <= rest).sum(dim=-1)
     return token, torch.isfinite(total[:, 0])
 
 
 def _cut_(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Make the unlikely of `weights`, of which each row's largest is 1, zero in place."""
+    """Set unlikely `weights` to zero in place; each row's largest weight is 1."""
     vocab_size = weights.shape[1]
     top_k = [min(draw.top_k or vocab_size, vocab_size) for draw in draws]
     looked_at = [k for k in top_k if k < vocab_size]
@@ -230,7 +230,7 @@ def _cut_(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
 def _nucleus_edge(left: Tensor, likeliest: Tensor, top_p: Sequence[float]) -> Tensor:
     """The least probability [num_rows, 1] of the smallest set that has `top_p` of each row's sum.
 
-    `likeliest`: the first of each row, in order; of rows whose set is larger all are looked at.
+    `likeliest`: the first of each row, in order; rows with a larger set are searched in full.
     """
     total = left.sum(dim=-1, keepdim=True, dtype=torch.float64)
     shares = total * _column(top_p, left, torch.float64)
@@ -241,7 +241,7 @@ def _nucleus_edge(left: Tensor, likeliest: Tensor, top_p: Sequence[float]) -> Te
 
 
 def _passed(likeliest: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the sums of `likeliest` reach `shares` [num_rows, 1], and whether they do."""
+    """The value at which the sum of `likeliest` reaches `shares` [num_rows, 1]; True if it does."""
     summed = likeliest.cumsum(dim=-1, dtype=torch.float64)
     count = (summed - likeliest < shares).sum(dim=-1, keepdim=True)
     return likeliest.gather(1, (count - 1).clamp_min_(0)), ~(summed[:, -1] < shares[:, 0])
@@ -250,8 +250,8 @@ def _passed(likeliest: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
 def _far_edge(left: Tensor, share: float) -> Tensor:
     """The edge of one row [vocab_size], found in one pass: sorting takes twenty times as long.
 
-    Weights are from 0 to 1, so that the first half of their bits has their order. Those that share
-    it are summed together, and only those where the sums pass `share` are sorted.
+    Weights are from 0 to 1, so the first half of their bits orders them. Weights with equal first
+    halves are summed together. Only the group in which the sum passes `share` is sorted.
     """
     halves = left.view(torch.int32) >> 16
     passed = torch.bincount(halves, weights=left.double()).flip(0).cumsum(dim=0)
@@ -292,13 +292,13 @@ def _mixed(value: int) -> int:
     return value ^ value >> 31
 
 
-# What is told of a choice
+# Scores of a choice
 
 
 def score(
     logits: Tensor, rows: Sequence[int], tokens: Sequence[int], widths: Sequence[int]
 ) -> list[Scores]:
-    """For each of `rows` its token's log-probability, and those of its likeliest `width - 1`.
+    """For each of `rows`: log-probabilities of its token and of the `width - 1` likeliest.
 
     logits: [num_rows, vocab_size] float32, raw.
     """

@@ -19,12 +19,12 @@ from torch import Tensor
 from .models.linear import ReadTensor
 
 _ROWS = 4096
-"""Compared at once."""
+"""Rows compared at once."""
 _ASKED_BYTES = 128 << 10
-"""Of one piece of advice: Linux follows no more of it than a device reads at once."""
+"""Bytes of one posix_fadvise call: Linux follows no more of it than a device reads at once."""
 _ASKED_BYTES_AT_MOST = 256 << 20
-"""Of one tensor. Read pages lie in the pod's memory until they are needed: most tensors are less,
-of a large embedding that is a head start."""
+"""Most bytes read ahead for one tensor: pages take the pod's memory until they are needed. Most
+tensors are smaller; a large embedding gets a head start."""
 
 
 class Checkpoint:
@@ -75,7 +75,7 @@ class Checkpoint:
         return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
     def finish(self, shape: ModelShape) -> None:
-        """Refuse tensors that the model did not ask for: without them its output would be wrong."""
+        """Refuse tensors that the model did not read: without them its output would be wrong."""
         left = set(filter(shape.holds, self._tensors.keys() - self._read))
         if HEAD in self._tensors and shape.tie_word_embeddings and not self._is_tied():
             raise CheckpointError(
@@ -102,7 +102,7 @@ class Checkpoint:
             raise CheckpointError(f"{name}: not a safetensors file ({error}).") from error
 
     def _is_tied(self) -> bool:
-        """Whether the stored head is the stored embeddings, as most that are stored are."""
+        """True if the stored head equals the embeddings, as most stored heads do."""
         ours, head = (
             self._files[self._tensors[name]].get_slice(name) for name in (EMBEDDINGS, HEAD)
         )
@@ -113,8 +113,8 @@ class Checkpoint:
 
 
 def random_weights(seed: int, dtype: torch.dtype, device: torch.device) -> ReadTensor:
-    """Reads seeded random weights (`--load-format dummy`): ones for norms, zeros for biases, and
-    elsewhere uniform values of variance 1/in, so that activations stay of order 1."""
+    """Reads seeded random weights (`--load-format dummy`): ones for norms, zeros for biases. Others
+    are uniform with variance 1/in, so that activations stay of order 1."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -136,7 +136,7 @@ class _Slice(Protocol):
 
 
 class _SafeFile(Protocol):
-    """What is used of an open safetensors file."""
+    """The methods used of an open safetensors file."""
 
     def keys(self) -> list[str]: ...
 
@@ -155,7 +155,7 @@ class _Place:
 
 
 def _places(path: Path, header: Header) -> dict[str, _Place]:
-    """Where the tensors of a file lie, by its header, which safetensors has checked."""
+    """The byte ranges of a file's tensors, from its header, which safetensors has checked."""
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
     entries = cast(Mapping[str, Mapping[str, list[int]]], header)
@@ -166,8 +166,8 @@ def _places(path: Path, header: Header) -> dict[str, _Place]:
 
 
 def _ask_for(place: _Place) -> None:
-    """Let the system read that now, all of it at once: it is mapped, and whoever copies it would
-    wait for each 128 KiB of it by itself. Measured on a disk: half the time."""
+    """Ask the system to read the whole tensor now. The file is mapped, so a copy would wait for
+    each 128 KiB separately. Measured on a disk: half the time."""
     if not hasattr(os, "posix_fadvise"):  # macOS
         return
     end = min(place.end, place.begin + _ASKED_BYTES_AT_MOST)

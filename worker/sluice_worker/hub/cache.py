@@ -1,11 +1,11 @@
-"""The directory that keeps what was fetched, laid out as huggingface_hub does, so both share it.
+"""The directory of fetched files, laid out as by huggingface_hub, so both share it.
 
     models--ORG--NAME/blobs/ETAG             content, named by its hash
     models--ORG--NAME/snapshots/COMMIT/NAME  links into blobs
     models--ORG--NAME/refs/REVISION          the commit that a branch or tag stood for
-    .locks/models--ORG--NAME/ETAG.lock       held by who writes that blob
+    .locks/models--ORG--NAME/ETAG.lock       held by the writer of that blob
 
-A link is made when its blob is whole and verified, so a file that is there is a file that is right.
+A link is made when its blob is whole and verified, so every linked file is correct.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ LOCK_POLL_S = 0.2
 
 
 class Stopped(Exception):
-    """The worker is leaving, or another file failed: what is there stays for the next time."""
+    """The worker is leaving, or another file failed; received parts stay for the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Cache:
         return self.root / self._folder / "blobs" / file.etag
 
     def partial(self, file: RemoteFile) -> Path:
-        """The place of as much of it as has come."""
+        """The path of the part received so far."""
         return self.blob(file).with_name(f"{file.etag}.incomplete")
 
     def snapshot(self, commit: str) -> Path:
@@ -68,7 +68,7 @@ class Cache:
         return file.size is None or size == file.size
 
     def num_bytes(self, file: RemoteFile) -> int:
-        """Bytes of `file` that have come, whoever brought them."""
+        """Received bytes of `file`, whichever process fetched them."""
         for path in (self.blob(file), self.partial(file)):
             try:
                 return min(path.stat().st_size, file.size or 0)
@@ -107,7 +107,7 @@ class Cache:
         beside.replace(pointer)
 
     def remember(self, model: HubModel, commit: str) -> None:
-        """Note the commit of the revision, for a time without the hub."""
+        """Note the commit of the revision, for starts without the hub."""
         if model.commit is not None:
             return
         path = self.root / self._folder / "refs" / model.revision
@@ -146,9 +146,8 @@ class Cache:
 
     @contextlib.contextmanager
     def writing(self, file: RemoteFile, stop: threading.Event) -> Iterator[None]:
-        """Alone with the blob of `file`, among all processes and pods; waits, or raises Stopped.
-
-        The kernel gives the lock back when its holder dies.
+        """Hold the lock of the blob of `file`, among all processes and pods; waits, or raises
+        Stopped. The kernel releases the lock when its holder dies.
         """
         with (self._locks / f"{file.etag}.lock").open("ab") as lock:
             while not _locked(lock.fileno(), self.root):
@@ -165,7 +164,7 @@ def _weights(directory: Path) -> tuple[str, ...]:
 
 
 def _is_there(path: Path) -> bool:
-    """True if there is such a file, readable or not; DownloadError where that cannot be seen."""
+    """True if there is such a file, readable or not; DownloadError if that cannot be checked."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

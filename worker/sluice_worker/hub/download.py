@@ -1,6 +1,6 @@
 """A model of the hub as a local directory.
 
-Small files come first, so that what cannot be served is refused before its weights are fetched.
+Small files come first, so a model that cannot be served is refused before its weights come.
 """
 
 import logging
@@ -25,7 +25,7 @@ MAX_PARALLEL = 8
 POLL_S = 0.2
 
 Progress = Callable[[int, int], None]
-"""(bytes that are there, bytes of all)."""
+"""(bytes received, bytes in total)."""
 
 
 def download(
@@ -37,10 +37,10 @@ def download(
     progress: Progress,
     stop: threading.Event,
 ) -> Path:
-    """The directory that holds `model`, fetched as far as it is not there.
+    """The directory that holds `model`; missing files are fetched.
 
-    `weights` False leaves them out. `check` is given the directory when all but the weights is
-    there, and may refuse it. Raises StartupError with one sentence, or Stopped once `stop` is set.
+    `weights` False leaves them out. `check` gets the directory before the weights come, and may
+    refuse it. Raises StartupError with one sentence, or Stopped once `stop` is set.
     """
     cache = Cache(access.cache, model.repo)
     known = cache.complete(model, weights=weights)

@@ -1,4 +1,4 @@
-"""How far a download is, for people: a bar on a terminal, else a line in the log now and then."""
+"""The progress of a download, for people: a bar on a terminal, else occasional log lines."""
 
 import logging
 import sys
@@ -25,9 +25,9 @@ class DownloadProgress:
         self._is_over = False
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are there. The first call sets where the rate starts from.
+        """`done` of `total` bytes are there. The first call sets the start of the rate.
 
-        What was all there before is no news.
+        A complete download at the first call is not reported.
         """
         now_s = time.monotonic()
         is_first, is_whole = self._started is None, done >= total

@@ -17,7 +17,7 @@ from sluice_core.model.files import cause
 from .cache import Cache, Stopped
 
 ATTEMPTS = 6
-"""In a row without a byte: with the first wait of 0.5 s, a quarter of a minute."""
+"""Attempts in a row without a byte: with a first wait of 0.5 s, a quarter of a minute."""
 MAX_WAIT_S = 60.0
 READ_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -33,11 +33,11 @@ class Patience:
         self._num_failures = 0
 
     def progress(self) -> None:
-        """Something came: whoever was broken works again."""
+        """Bytes came: the server works again."""
         self._num_failures = 0
 
     def wait(self, failure: Transient) -> None:
-        """Until the next attempt; DownloadError after the last, Stopped if the worker leaves."""
+        """Wait for the next attempt; DownloadError after the last, Stopped if the worker leaves."""
         self._num_failures += 1
         if self._num_failures >= ATTEMPTS:
             raise DownloadError(f"{failure.message} ({ATTEMPTS} attempts).") from failure
@@ -100,7 +100,7 @@ class Transfer:
                         f"{file.name} was written by another pod at the same time: its volume has "
                         "no locks between nodes; give each node one of its own."
                     )
-            # Of an etag that is no hash we know, only the size is checked.
+            # If the etag is no known hash, only the size is checked.
             if not _HASH.fullmatch(file.etag) or partial.digest.hexdigest() == file.etag:
                 path.replace(self.cache.blob(file))
                 return
@@ -110,10 +110,10 @@ class Transfer:
                     f"{file.name} is not what the hub lists: its checksum is "
                     f"{partial.digest.hexdigest()[:12]}…, not {file.etag[:12]}…."
                 )
-            # What an earlier process left may be at fault (a node that lost power): once more.
+            # An earlier process may have left bad bytes (a node that lost power): try again.
 
     def _receive(self, partial: "_Partial", patience: Patience) -> None:
-        """Take what one connection brings. It may be nothing, or break off."""
+        """Read one connection's bytes. There may be none, and it may break off."""
         file, start = partial.file, partial.num_bytes
         try:
             with self._site.content(self._commit, file.name, start) as response:
@@ -131,7 +131,7 @@ class Transfer:
 
 
 class _Partial:
-    """As much of one file as has come, with its digest. The rest is appended."""
+    """The received part of one file, with its digest. The rest is appended."""
 
     def __init__(self, output: BinaryIO, file: RemoteFile) -> None:
         self.file, self._output = file, output
@@ -150,9 +150,9 @@ class _Partial:
         self.digest, self.num_bytes = _digest(self.file), 0
 
     def add(self, part: bytes) -> bool:
-        """Append; whether the file is longer now than it ever was. DownloadError if it is too long.
+        """Append; True if the file is longer than ever before. DownloadError if it is too long.
 
-        A server without Range that always breaks off at the same byte makes no progress.
+        So a server without Range that always breaks off at the same byte makes no progress.
         """
         self.num_bytes += len(part)
         if self.num_bytes > (self.file.size or 0):
@@ -175,7 +175,7 @@ def _continues(response: httpx.Response, start: int) -> bool:
 def _digest(file: RemoteFile) -> "hashlib._Hash":
     """SHA-256 of a large file; of a small one git's blob id, SHA-1 over a header and the content.
 
-    SHA-1 finds damage here, which is all it is asked for: git itself names the file so.
+    SHA-1 only finds damage here; git itself names the file by it.
     """
     if len(file.etag) == 40:
         return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)

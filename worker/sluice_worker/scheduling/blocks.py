@@ -1,10 +1,10 @@
 """The pool of KV blocks: reference counts, and the prefix cache over full blocks.
 
-Every block is in exactly one of three states: free (holds nothing), cached (unused, but full and
-findable by its content) or used (referenced by sequences). Cached blocks are given up oldest first.
+Every block has exactly one of three states. Free: it holds nothing. Cached: unused, but full and
+findable by its content. Used: referenced by sequences. The oldest cached blocks are evicted first.
 
 A full block is found by (its parent's key, its tokens), chained from the salt. Python hashes that
-tuple and compares it whole, so two contents that hash alike are never taken for each other.
+tuple and compares it whole, so equal hashes never confuse two contents.
 """
 
 from collections import Counter, OrderedDict
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 Content = tuple[int | str, tuple[int, ...]]
-"""What a full block holds: the key of the block before it (or the salt), and its tokens."""
+"""Content of a full block: the key of the block before it (or the salt), and its tokens."""
 
 
 class OutOfBlocks(RuntimeError):
-    """More blocks were taken than `num_available`: the caller did not ask first."""
+    """More blocks were taken than `num_available`: the caller did not check first."""
 
 
 class BlockPool:
@@ -36,7 +36,7 @@ class BlockPool:
         self.first_unused = 0
         """No block from this one on was ever given out."""
         self.version = 0
-        """Times that a block became idle or findable: who lacks blocks lacks one less at most."""
+        """Times that a block became idle or findable; each reduces a lack by at most one block."""
 
     @property
     def num_cached(self) -> int:
@@ -52,9 +52,9 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     def match(self, token_ids: Seq[int], salt: str) -> list[int]:
-        """Cached blocks that hold the longest prefix of `token_ids`; asking changes nothing.
+        """Cached blocks that hold the longest prefix of `token_ids`. Changes nothing.
 
-        At least one token is left out: its logits are needed, and they are not cached.
+        At least one token is left out: its logits are needed, and logits are not cached.
         """
         matched: list[int] = []
         if not self.prefix_caching:
@@ -70,7 +70,7 @@ class BlockPool:
         return matched
 
     def num_lacking(self, matched: Seq[int], num_new: int) -> int:
-        """Blocks that `acquire(matched)` and then `allocate(num_new)` lack; none if not over 0."""
+        """Blocks that `acquire(matched)` and then `allocate(num_new)` lack; none if 0 or less."""
         idle = sum(1 for block in matched if self._refs[block] == 0)
         return num_new + idle - self.num_available
 
@@ -101,7 +101,7 @@ class BlockPool:
         del self._key[block]
 
     def forget(self, blocks: Seq[int]) -> list[int]:
-        """Make what only this one owner holds unfindable, and return it; shared blocks stay."""
+        """Make blocks of only this owner unfindable, and return them; shared blocks stay."""
         owned = [block for block in blocks if self._refs[block] == 1]
         for block in owned:
             if block in self._key:
@@ -111,7 +111,7 @@ class BlockPool:
     def cache_block(self, block: int, parent: int | str, tokens: tuple[int, ...]) -> int:
         """Make a full, used block findable; returns the key that its successor is chained to.
 
-        Where another block already holds the same content, that one stays the findable one.
+        If another block already holds the same content, that one stays findable.
         """
         content = (parent, tokens)
         holder = self._found.setdefault(content, block)
@@ -131,9 +131,9 @@ class BlockPool:
         return self._key[block]
 
     def release(self, blocks: Seq[int]) -> None:
-        """One reference less to each of a sequence's blocks, given in order.
+        """Drop one reference to each of a sequence's blocks, given in order.
 
-        The last goes first, so that a chain is given up from its end and never loses its middle.
+        The last goes first, so that a chain is evicted from its end and never loses its middle.
         """
         for block in reversed(blocks):
             self._refs[block] -= 1

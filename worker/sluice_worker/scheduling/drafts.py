@@ -20,8 +20,8 @@ from .step import Counters, StepWork
 
 
 class Verified(NamedTuple):
-    """A draft beside what the model sampled. `tokens`: those that count, the last of them after
-    `num_right` right drafts; a None among them is a NaN. `is_spoiled`: a NaN lies behind them."""
+    """A verified draft. `tokens`: `num_right` right drafts and the model's next token; None stands
+    for NaN logits. `is_spoiled`: a NaN lies behind them."""
 
     tokens: Seq[int | None]
     num_right: int
@@ -43,7 +43,7 @@ class Drafts:
             sequence.drafter = Drafter(self._config)
 
     def add_to(self, decodes: list[StepWork], room: int, growth: Growth) -> list[StepWork]:
-        """`decodes`, with drafts of at most `room` tokens where they are worth the step's time."""
+        """`decodes`, with drafts of at most `room` tokens if they are worth the step's time."""
         num_drafting = sum(work.sequence.is_drafting for work in decodes)
         if not num_drafting:
             return decodes
@@ -78,7 +78,7 @@ class Drafts:
         return Verified(tokens, right, None in sampled[len(tokens) :])
 
     def count(self, work: StepWork, verified: Verified, num_booked: int) -> None:
-        """Count a draft of whose tokens `num_booked` went into the output."""
+        """Count a draft that put `num_booked` tokens into the output."""
         num_accepted = num_booked - (len(verified.tokens) > verified.num_right)
         self._counters.num_drafts += 1
         self._counters.draft_tokens += len(work.drafts)
@@ -88,9 +88,9 @@ class Drafts:
             work.sequence.drafter.judge(len(work.drafts), verified.num_right)
 
     def show(self, running: Iterable[Sequence]) -> None:
-        """Let each drafter see its text as a step left it: at most INDEXED_PER_STEP tokens in all.
+        """Let each drafter see its text after a step: at most INDEXED_PER_STEP tokens in all.
 
-        The first take what they need, so in order of arrival everyone catches up in time.
+        The first take as many as they need, so all catch up in order of arrival.
         """
         left = INDEXED_PER_STEP
         for sequence in running:

@@ -1,6 +1,6 @@
-"""What one request's parameters change in its logits, as index arrays. No torch, no clock.
+"""Edits of one request's logits by its parameters, as index arrays. No torch, no clock.
 
-Penalties count tokens as they come, so that a step costs what is new and not the whole text.
+Penalties count tokens as they come, so a step costs only the new tokens, not the whole text.
 """
 
 from array import array
@@ -17,10 +17,10 @@ Values = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edits:
-    """The edits of one row, token ids within the vocabulary and each at most once per array.
+    """The edits of one row. Token ids are in the vocabulary, each at most once per array.
 
-    `allowed` None: all. `seen`: tokens that penalties touch; their logits are divided by
-    `repetition` where positive and multiplied where not, then lowered by `charge`.
+    `allowed` None: all. `seen`: tokens with penalties. Positive logits are divided by
+    `repetition`, others multiplied; then all are lowered by `charge`.
     """
 
     allowed: Ids | None
@@ -71,7 +71,7 @@ class Editor:
         last = token_ids[-1] if len(token_ids) else None
         for word in self._sampling.bad_words:
             if len(word) > 1 and word[-2] != last:
-                continue  # nearly all: 256 words with a slice for each made steps of 100 ms
+                continue  # true for nearly all: a slice for each of 256 words took 100 ms a step
             start = len(token_ids) - len(word) + 1
             if start >= self._num_prompt and tuple(token_ids[start:]) == word[:-1]:
                 yield word[-1]

@@ -1,4 +1,4 @@
-"""The KV blocks of sequences: room for their tokens, what the prefix cache spares, what to clear.
+"""The KV blocks of sequences: room for tokens, hits of the prefix cache, blocks to clear.
 Pure.
 """
 
@@ -15,8 +15,8 @@ from .step import Counters
 class KvCache:
     """Gives sequences blocks of `pool` and takes them back.
 
-    `num_ahead`: slots that a sequence gets behind its tokens; while it decodes, only if any are
-    free. `most_drafts`: tokens of a draft.
+    `num_ahead`: slots that a sequence gets behind its tokens; during decoding only if some are
+    free. `most_drafts`: most tokens of a draft.
     """
 
     def __init__(
@@ -25,26 +25,26 @@ class KvCache:
         self.pool = pool
         self.num_ahead = num_ahead
         self._counters = counters
-        # Slots behind its computed tokens that a step may have written: drafts, and a step ahead.
+        # Slots behind the computed tokens that a step may write: drafts, and a step ahead.
         self._num_behind = num_ahead + most_drafts
         self._dirty: list[int] = []
 
     # From the queue, and back
 
     def find(self, sequence: Sequence) -> list[int]:
-        """The cached blocks that its tokens begin with; none where it needs logits of them."""
+        """The cached blocks of its first tokens; none if it needs logits of them."""
         sequence.matched_at = self.pool.version
         if sequence.needs_prompt_scores:
             return []
         return self.pool.match(sequence.token_ids, sequence.request.cache_salt)
 
     def num_lacking(self, sequence: Sequence, matched: Seq[int], margin: int) -> int:
-        """Blocks that are missing to start `sequence` and keep `margin` free; at most 0: none."""
+        """Missing blocks to start `sequence` and keep `margin` free; none if 0 or less."""
         num_new = self._num_blocks(sequence) - len(matched)
         return self.pool.num_lacking(matched, num_new + margin)
 
     def start(self, sequence: Sequence, matched: list[int]) -> int:
-        """Give it the blocks of all its tokens; how many of the tokens were cached."""
+        """Give it the blocks of all its tokens; returns the number of cached tokens."""
         self.pool.acquire(matched)
         num_new = self._num_blocks(sequence) - len(matched)
         sequence.block_ids = matched + self.pool.allocate(num_new)
@@ -71,7 +71,7 @@ class KvCache:
     # While it runs
 
     def extend(self, sequence: Sequence) -> bool:
-        """Room for its next token, and for slots ahead where blocks are free; False without."""
+        """Room for its next token, and for slots ahead if blocks are free; False without room."""
         lacking = self._num_blocks(sequence) - len(sequence.block_ids)
         if lacking <= 0:
             return True
@@ -84,7 +84,7 @@ class KvCache:
         return len(sequence.block_ids) * size >= num_tokens
 
     def extend_for_drafts(self, sequence: Sequence, num_drafts: int) -> bool:
-        """Room for a draft behind its tokens, if it is free: a guess is worth no preemption."""
+        """True if free blocks give a draft room behind its tokens: a guess preempts nothing."""
         lacking = blocks_for(sequence.num_tokens + num_drafts, self.pool.block_size)
         lacking -= len(sequence.block_ids)
         if lacking > self.pool.num_available:
@@ -93,21 +93,21 @@ class KvCache:
         return True
 
     def roll_back(self, sequence: Sequence) -> None:
-        """Take the blocks of rejected drafts, which hold nothing that counts."""
+        """Take back the blocks of rejected drafts."""
         kept = blocks_for(sequence.num_tokens, self.pool.block_size)
         self.pool.release(sequence.block_ids[kept:])
         del sequence.block_ids[kept:]
 
     def rounding_waste(self, running: Iterable[Sequence]) -> float:
-        """Share of the used KV slots that no token of `running` will have: pages are whole."""
+        """Share of the used KV slots behind the last tokens of `running`: pages are whole."""
         size = self.pool.block_size
         wasted = sum(-sequence.num_tokens % size for sequence in running)
         return wasted / max(self.pool.num_used * size, 1)
 
-    # What steps wrote
+    # After steps have written
 
     def cache_block(self, sequence: Sequence) -> None:
-        """Make the blocks that are now full findable; only after finite logits came of them."""
+        """Make full blocks findable; only after they gave finite logits."""
         if not self.pool.prefix_caching:
             return
         size = self.pool.block_size
@@ -118,12 +118,12 @@ class KvCache:
             sequence.num_sealed_blocks += 1
 
     def forget(self, sequence: Sequence) -> None:
-        """Trust nothing that it wrote, not even what earlier steps found sound."""
+        """Trust none of its blocks, not even those that earlier steps found sound."""
         self._dirty += self.pool.forget(sequence.block_ids)
         sequence.num_trusted_tokens = sequence.num_computed_tokens
 
     def take_dirty(self) -> list[int]:
-        """Freed blocks whose content no finite logits vouch for, told once: clear them.
+        """Freed blocks that never gave finite logits, each returned once: clear them.
 
         A masked slot is still multiplied by zero, and zero times NaN would reach its next owner.
         """
@@ -133,7 +133,7 @@ class KvCache:
     # Prefixes of others
 
     def extend_from_cache(self, sequence: Sequence) -> None:
-        """Give a sequence that has not begun what others put into the cache meanwhile."""
+        """Give a sequence that has not begun the blocks that others have cached meanwhile."""
         if sequence.matched_at == self.pool.version or self._has_begun(sequence):
             return
         matched, known = self.find(sequence), sequence.num_sealed_blocks
@@ -153,7 +153,7 @@ class KvCache:
         `sequence` has computed nothing yet."""
         start = sequence.num_computed_tokens
         end = start + self.pool.block_size
-        # The next block first: of a burst with one prefix it is what differs.
+        # The next block first: in a burst with a common prefix this one differs.
         return (
             self.pool.prefix_caching
             and end < sequence.num_tokens
@@ -165,7 +165,7 @@ class KvCache:
         )
 
     def _adopt(self, sequence: Sequence, matched: list[int]) -> int:
-        """Count `matched` as computed; how many tokens more than before."""
+        """Count `matched` as computed; returns the number of additional tokens."""
         size, known = self.pool.block_size, sequence.num_sealed_blocks
         sequence.num_computed_tokens = sequence.num_trusted_tokens = len(matched) * size
         sequence.num_sealed_blocks = len(matched)
@@ -174,12 +174,12 @@ class KvCache:
         return (len(matched) - known) * size
 
     def _has_begun(self, sequence: Sequence) -> bool:
-        """True if it has computed anything itself since it was admitted, or has to."""
+        """True if it has computed anything itself since its admission, or has to."""
         found = sequence.num_sealed_blocks * self.pool.block_size
         return sequence.num_computed_tokens != found or sequence.needs_prompt_scores
 
     def _count_found(self, sequence: Sequence, num_found: int, num_sought: int = 0) -> None:
-        """Count tokens that the cache had and was asked for; not for the preempted, who find their
+        """Count tokens found and sought in the cache; not for preempted sequences, which find their
         own."""
         if not sequence.num_preemptions:
             self._counters.prefix_hits += num_found

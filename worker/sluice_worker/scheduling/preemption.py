@@ -1,7 +1,7 @@
-"""Whom to preempt when the KV blocks run out: the sequence that is cheapest to compute again. Pure.
+"""The choice of a sequence to preempt when KV blocks run out: the cheapest to recompute. Pure.
 
-The oldest that runs is never chosen, so it runs to its end whatever the others do. Running and
-waiting sequences are both kept in order of arrival, so every request gets there in time.
+The oldest running sequence is never chosen, so it always runs to its end. Running and waiting
+sequences are both in order of arrival, so every request becomes the oldest in time.
 """
 
 from collections.abc import Sequence as Seq
@@ -14,8 +14,8 @@ from .sequence import Sequence
 def recompute_tokens(sequence: Sequence, pool: BlockPool) -> int:
     """Computed tokens of `sequence` that would be lost if it gave its blocks back now.
 
-    Blocks of its prefix that others use as well stay, and would be found again. Those that only the
-    prefix cache would keep are not counted on: they are what the next allocations take.
+    Blocks of its prefix that others also use stay, and would be found again. Blocks that only the
+    prefix cache would keep count as lost: the next allocations take them.
     """
     shared = takewhile(lambda block: pool.num_owners(block) > 1, sequence.block_ids)
     kept = sum(1 for _ in shared) * pool.block_size
@@ -23,9 +23,9 @@ def recompute_tokens(sequence: Sequence, pool: BlockPool) -> int:
 
 
 def choose_victim(running: Seq[Sequence], pool: BlockPool) -> Sequence:
-    """The cheapest of `running`, oldest first, but that one; of equals the newest.
+    """The cheapest of `running` (oldest first) except the oldest; among equals the newest.
 
-    Whoever would free no block, because all of its blocks are shared, is taken only last.
+    A sequence whose blocks are all shared would free none, so it is chosen only last.
     """
     candidates = running[1:]
     useful = [sequence for sequence in candidates if _frees_a_block(sequence, pool)]

@@ -1,6 +1,6 @@
 """The choice of prompts to compute next, and the admission of their sequences. Pure.
 
-A step admits only sequences that its budget reaches: others would hold blocks for nothing.
+A step admits only sequences within its budget: others would hold blocks for nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,13 +14,13 @@ from .waiting import Queue
 
 
 class Admission:
-    """Gives waiting sequences the blocks of all their tokens, as far as places and blocks reach."""
+    """Gives waiting sequences the blocks of all their tokens while places and blocks last."""
 
     def __init__(self, queue: Queue, running: Running, cache: KvCache) -> None:
         self._queue = queue
         self._running = running
         self._cache = cache
-        # Who lacked blocks at the last look, and the pool's gains before it can lack none.
+        # The sequence that lacked blocks at the last check, and the `version` at which to recheck.
         self._lacking: tuple[Sequence | None, int] = (None, 0)
 
     def by_arrival(self, places: int) -> None:
@@ -32,10 +32,10 @@ class Admission:
     def by_order(
         self, candidates: Iterable[Sequence], others: Seq[Sequence], places: int, budget: int
     ) -> tuple[list[Sequence], bool]:
-        """Those that a step may serve, in their order, and whether time ended the choice.
+        """Sequences that a step may serve, in order, and True if time ended the choice.
 
-        `candidates`: in the order of the line. `others`: that run and do not decode. `places`:
-        below the cap beside decodes. `budget`: tokens of the step.
+        `candidates`: in the order of the line. `others`: running ones that do not decode.
+        `places`: below the cap beside decodes. `budget`: tokens of the step.
         """
         paused, line = self._running.paused, self._queue.line
         num_free = places - sum(s not in paused for s in others)
@@ -61,7 +61,7 @@ class Admission:
         return chosen[:places] if takes_place else chosen, has_no_time
 
     def _admit(self, sequence: Sequence, chosen: Seq[Sequence]) -> bool:
-        """Start a waiting sequence; False where too few blocks are left.
+        """Start a waiting sequence; False if too few blocks are left.
 
         A sequence in time may take the blocks of a late one that is not among `chosen`.
         """
@@ -69,11 +69,11 @@ class Admission:
         victim = self._late_prefill(sequence, chosen)
         is_as_before = sequence is known and pool.version < enough
         if is_as_before and self._running.sequences and victim is None:
-            return False  # to match a long prompt takes milliseconds
+            return False  # matching a long prompt takes milliseconds
         sequence.token_ids = sequence.token_ids or sequence.request.prompt_token_ids
         while True:
             matched = self._cache.find(sequence)
-            # A margin for those that run: else the next step may preempt whom this one admits.
+            # A margin for running ones: else the next step may preempt the one admitted here.
             margin = max(1, pool.num_total // 100) if self._running.sequences else 0
             lacking = self._cache.num_lacking(sequence, matched, margin)
             self._lacking = (sequence, pool.version + lacking)
@@ -87,8 +87,8 @@ class Admission:
         return True
 
     def _late_prefill(self, sequence: Sequence, chosen: Seq[Sequence]) -> Sequence | None:
-        """The latest unfinished prefill that is late, where `sequence` is not; none that this step
-        ends."""
+        """The latest unfinished prefill that is late, if `sequence` is not. Prefills that end in
+        this step are left out."""
         line, running = self._queue.line, self._running.sequences
         if sequence not in line or line.is_late(sequence):
             return None
@@ -100,10 +100,10 @@ class Admission:
 def chunks(
     prefills: Iterable[Sequence], budget: int, num_scored: int, cache: KvCache
 ) -> Iterator[StepWork]:
-    """Prefill of `budget` tokens, for the first of `prefills` first.
+    """Prefill of `budget` tokens, in the order of `prefills`.
 
-    The first computes a prefix that several lack; the others find it in the next step. A burst
-    with one system prompt comes at once. `num_scored`: the most prompt tokens with logits.
+    The first computes a prefix that several lack; the others find it in the next step. Bursts often
+    share one system prompt. `num_scored`: the most prompt tokens with logits.
     """
     ending: list[Sequence] = []
     for sequence in prefills:

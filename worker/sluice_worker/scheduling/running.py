@@ -10,20 +10,20 @@ from .step import Counters, StepWork
 from .waiting import Queue
 
 RECENT = 32
-"""Sequences that ended, of which the mean time after the first token is taken."""
+"""Ended sequences behind the mean time after the first token."""
 
 
 class Running:
-    """Sequences from their admission to their end; whoever is preempted goes back to `queue`."""
+    """Sequences from their admission to their end; preempted ones go back to `queue`."""
 
     def __init__(self, queue: Queue, cache: KvCache, counters: Counters) -> None:
         self.sequences: list[Sequence] = []  # in order of arrival
         self.paused: Set[Sequence] = set()
         self.begun: list[str] = []  # in the step at hand
         self.decode_s = 0.0
-        """Mean time from the first token to the last, of those that ended lately."""
+        """Mean seconds from the first token to the last, of recently ended sequences."""
         self._num_ended = 0
-        self._padding: list[Sequence] = []  # ended in a static batch, whose rows are computed on
+        self._padding: list[Sequence] = []  # ended in a static batch; rows are still computed
         self._queue = queue
         self._cache = cache
         self._counters = counters
@@ -44,7 +44,7 @@ class Running:
         insort(self.sequences, sequence, key=lambda other: other.order)
 
     def decodes(self) -> list[StepWork]:
-        """Work for every sequence that lacks one token, oldest first. Preempts for it."""
+        """Work for every sequence that lacks one token, oldest first. Preempts others if needed."""
         works: list[StepWork] = []
         for sequence in list(self.sequences):
             if sequence.num_uncomputed_tokens == 1 and self._extend(sequence):
@@ -52,7 +52,7 @@ class Running:
         return [work for work in works if work.sequence.block_ids]  # not preempted since
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Room for the sequence's next token, at the cheapest's expense; False if it was itself."""
+        """Room for its next token, by preempting the cheapest; False if it preempts itself."""
         if not sequence.block_ids:
             return False  # preempted for another one in this very step
         while not self._cache.extend(sequence):
@@ -63,14 +63,14 @@ class Running:
         return True
 
     def padding(self) -> list[StepWork]:
-        """Rows of a static batch that ended: their last computed token, over and over."""
+        """Ended rows of a static batch: they repeat their last computed token."""
         return [
             StepWork(s, s.num_computed_tokens - 1, 1, samples=False, is_padding=True)
             for s in self._padding
         ]
 
     def pause(self, paused: Set[Sequence]) -> None:
-        """Admitted prefills whose places others have now wait for the cap."""
+        """Let admitted prefills whose places others took wait for the cap."""
         for sequence in paused - self.paused:
             self._queue.clocks.enqueue(sequence)
         for sequence in self.paused - paused:
@@ -79,7 +79,7 @@ class Running:
         self.paused = paused
 
     def preempt(self, victim: Sequence) -> Sequence:
-        """Take its blocks for another; returns it."""
+        """Take the victim's blocks for another sequence; returns the victim."""
         self._counters.num_preemptions += 1
         victim.num_preemptions += 1
         self.start_over(victim)
@@ -97,7 +97,7 @@ class Running:
         self._cache.free(sequence)
 
     def end(self, sequence: Sequence, *, is_padded: bool) -> None:
-        """It has its last token. `is_padded`: its row is computed on until its batch ends."""
+        """It has its last token. `is_padded`: its row is computed until its batch ends."""
         took_s = self._queue.clocks.now - sequence.first_s
         self._num_ended += 1
         self.decode_s += (took_s - self.decode_s) / min(self._num_ended, RECENT)

@@ -1,13 +1,13 @@
 """Continuous batching: one token budget per step, no phases. Pure.
 
 Admission gives a sequence the blocks of all its tokens and a place below the cap; from then on it
-is running. Each step first serves those that lack one token (decodes). The rest of the budget goes
-to chunks of prefill, sized for the inter-token target. Sequences without a first token stand in a
-line (`ordering`); its order decides who is admitted and who computes. A place below the cap is for
-those who compute: an unfinished prefill whose place another takes keeps its blocks, and waits for
-the cap. A request waits for the cap or for KV blocks; all else is prefill time.
-A step without prefill may verify drafts (`drafts`). In static mode (`static_batch`) the cap is that
-of a batch, which is full until its longest has ended.
+is running. Each step first serves sequences that lack one token (decodes). The rest of the budget
+goes to chunks of prefill, sized for the inter-token target. Sequences without a first token stand
+in a line (`ordering`); its order decides which are admitted and computed. A place below the cap is
+for computing: an unfinished prefill that loses its place keeps its blocks, and waits for the cap.
+A request waits for the cap or for KV blocks; all other time is prefill time.
+A step without prefill may verify drafts (`drafts`). In static mode (`static_batch`) the cap is the
+size of a batch, which stays full until its longest sequence has ended.
 """
 
 from collections.abc import Callable, Iterator, Set
@@ -39,10 +39,10 @@ Price = Callable[[int, int], float]
 ChunkLimit = Callable[[int, int], int]
 """(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
 SCORED_LOGITS = 1 << 22
-"""Logits of prompts with log-probabilities in a step beside decodes, by default. Each token takes
-the whole head and a pass over the vocabulary (152k: 3 ms on a core)."""
+"""Default limit of scored prompt logits in a step beside decodes. Each token takes the whole head
+and a pass over the vocabulary (152k: 3 ms on a core)."""
 ALONE_TIMES = 16
-"""As many times more where nobody decodes: who comes, leaves or asks for health waits for it."""
+"""Factor of that limit without decodes: newcomers, aborts and health probes still wait for it."""
 
 
 class Scheduler:
@@ -61,7 +61,7 @@ class Scheduler:
         num_ahead: int = 0,
         scored_logits: int = SCORED_LOGITS,
     ) -> None:
-        """`num_ahead`: as of `KvCache`. `scored_logits`: of prompts, in a step beside decodes."""
+        """`num_ahead`: as in `KvCache`. `scored_logits`: of prompts, in a step beside decodes."""
         self.pool = pool
         self.limits = limits
         self.max_model_len = max_model_len
@@ -77,8 +77,8 @@ class Scheduler:
         self._queue = Queue(self._terms)
         self._running = Running(self._queue, self.cache, self.counters)
         self._admission = Admission(self._queue, self._running, self.cache)
-        self._has_no_time = False  # for the next of the line, in the step at hand
-        self._passed: list[Sequence] = []  # prefills that the step at hand has no room for
+        self._has_no_time = False  # for the next of the line, in this step
+        self._passed: list[Sequence] = []  # prefills without room in this step
         self._scheduled_s = 0.0
         self.waiting = self._queue.waiting
         self.running = self._running.sequences
@@ -88,17 +88,17 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def num_waiting_for(self, lack: Lack) -> int:
-        """All that wait, if that is what the head of the queue lacks."""
+        """The number of waiting sequences if the head of the queue lacks `lack`, else 0."""
         return len(self.waiting) if self._queue.clocks.blocked_by == lack else 0
 
     def starts_at(self, now: float) -> float:
-        """When the next step can do anything: now, or when the next static batch is due."""
+        """The time at which the next step can work: now, or when the next static batch is due."""
         if self.static is None or self.running or not self.waiting:
             return now
         return max(now, self.static.starts_at(self.waiting))
 
     def can_admit(self, request: Submit) -> str | None:
-        """The sentence why `request` can never run, or None. Asking changes nothing."""
+        """The reason why `request` can never run, as a sentence, or None. Changes nothing."""
         prompt = np.frombuffer(request.prompt, dtype=np.int32)
         if not len(prompt) or request.max_tokens < 1:
             return "a request needs at least one token in and one out."
@@ -123,7 +123,7 @@ class Scheduler:
         self._queue.add(sequence, now)
 
     def abort(self, request_id: str, *, if_waiting: bool = False) -> bool:
-        """Forget a request (`if_waiting`: one that has not begun); whether there was one."""
+        """Forget a request (`if_waiting`: only if it has not begun); True if there was one."""
         all_sequences = (*self.waiting, *self.running)
         sequence = next((s for s in all_sequences if s.request_id == request_id), None)
         if sequence is None or (if_waiting and sequence.has_begun):
@@ -143,10 +143,10 @@ class Scheduler:
         *,
         is_ahead: bool = False,
     ) -> Step:
-        """Choose the next step's work, taking blocks for it and preempting where none is left.
+        """Choose the next step's work; takes blocks for it, and preempts if none is left.
 
-        is_ahead: the device has begun with what decodes. Prefill then waits for the next step, of
-        which it is a part: beside this one it would read all weights once more.
+        is_ahead: the device has begun with the decodes. Prefill then waits for the next step:
+        beside this one it would read all weights once more.
         """
         self._begin_step(now)
         running, before = self._running, self.counters.num_preemptions
@@ -194,7 +194,7 @@ class Scheduler:
             return "a waiting sequence holds blocks"
         return self.pool.check_integrity(self._running.held_blocks())
 
-    # Who is served
+    # Choosing the work of a step
 
     def _begin_step(self, now: float) -> None:
         self._queue.clocks.advance(now)
@@ -221,8 +221,8 @@ class Scheduler:
         *,
         may_admit: bool,
     ) -> list[Sequence]:
-        """Prefills that this step may serve beside `decodes`, in their order. Admits those that
-        are next."""
+        """Prefills that this step may serve beside `decodes`, in order. Admits the next in the
+        line."""
         self._has_no_time = False
         if not self._has_order:
             if may_admit:
@@ -243,7 +243,7 @@ class Scheduler:
 
     @property
     def _has_order(self) -> bool:
-        """True if anything but arrival decides who is served first."""
+        """True if anything but arrival decides the order of service."""
         return self.static is None and self.limits.policy != "fcfs"
 
     def _pace(self, decodes: Seq[StepWork], price: Price) -> Pace:
@@ -260,7 +260,7 @@ class Scheduler:
         return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
 
     def _why_blocked(self) -> Lack | None:
-        """The resource that a request which arrives now would wait for."""
+        """The resource that a request arriving now would wait for."""
         is_closed = self.static is not None and bool(self.running or self.waiting)
         if is_closed or self._running.num_computing >= self.limits.max_num_seqs:
             return "cap"
@@ -268,7 +268,7 @@ class Scheduler:
             return "time"
         return "kv" if self.waiting else None
 
-    # What came of a step
+    # Booking the results of a step
 
     def _commit_drafts(self, work: StepWork, sampled: Seq[int | None]) -> list[Outcome]:
         assert self.drafts is not None
@@ -285,14 +285,14 @@ class Scheduler:
                 break
         self.drafts.count(work, verified, len(outcomes))
         if outcomes[-1].finish_reason is None:
-            if verified.is_spoiled:  # NaN lies where the next tokens will look
+            if verified.is_spoiled:  # the next tokens would attend to NaN
                 self._running.start_over(sequence)
             else:
                 self.cache.roll_back(sequence)
         return outcomes
 
     def _book(self, sequence: Sequence, token_id: int | None, is_spoiled: bool = False) -> Outcome:
-        """Book one token. `is_spoiled`: behind it, its blocks hold what is not finite."""
+        """Book one token. `is_spoiled`: its blocks hold non-finite values behind it."""
         if token_id is None:
             self.cache.forget(sequence)
             self._queue.leave_line(sequence)

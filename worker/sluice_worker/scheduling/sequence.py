@@ -1,6 +1,6 @@
-"""One request's state. `num_computed_tokens` catches up with `num_tokens`; nothing else is a phase.
+"""One request's state. `num_computed_tokens` catches up with `num_tokens`; there are no phases.
 
-Prefill, decode, a prefix hit and the resumption after a preemption are all the same case.
+Prefill, decode, a prefix hit and resumption after a preemption are all the same case.
 """
 
 from collections.abc import Set
@@ -16,29 +16,29 @@ from .speculation import Drafter
 class Sequence:
     """A request, its tokens (prompt, then output) and the KV blocks that hold the computed ones.
 
-    `seed` is the request's own or one drawn for it. With a token's position it decides that token:
-    a preempted sequence samples the same tokens again.
+    `seed` is the request's own or one drawn for it. Seed and position decide a token's noise, so a
+    preempted sequence samples the same tokens again.
     """
 
     request: Submit
     seed: int
     token_ids: list[int] = field(default_factory=list)
-    """Empty until the scheduler looks for room for it: those behind it wait packed."""
+    """Empty until the scheduler looks for room for it; until then its prompt stays packed."""
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_trusted_tokens: int = 0
-    """Computed tokens that finite logits came of, or that the prefix cache gave."""
+    """Computed tokens that gave finite logits, or came from the prefix cache."""
     num_sealed_blocks: int = 0
     sealed_key: int = 0
     """Identity of the last block put into the prefix cache: the parent of the next."""
     matched_at: int = -1
-    """The pool's gains when it was last looked up in the prefix cache."""
+    """The pool's `version` at its last lookup in the prefix cache."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache spared, at the first admission."""
     order: int = 0
     """Rank by arrival: who is older."""
     num_findable_tokens: int = 0
-    """Prompt tokens that the prefix cache had when it came."""
+    """Prompt tokens that the prefix cache had at its arrival."""
     queued_s: float = 0.0
     first_s: float = 0.0
     """When it had its first token."""
@@ -52,15 +52,15 @@ class Sequence:
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
     passed_s: float = 0.0
-    """In steps that others filled whom the order has before it."""
+    """Seconds of steps filled by sequences that the order puts before it."""
     queued_at: tuple[float, ...] = ()
     """Readings of the scheduler's wait clocks when it was queued."""
     editor: Editor | None = None
     """State of penalties, biases and word lists; made when first needed."""
     scores: Scores | None = None
-    """Those of the token sampled last, if the request asks for log-probabilities."""
+    """Scores of the last sampled token, if the request asks for log-probabilities."""
     prompt_scores: Scores | None = None
-    """Those of the prompt tokens that the last step scored, if the request asks for them."""
+    """Scores of the prompt tokens of the last step, if the request asks for them."""
     num_scored_tokens: int = 1
     """Prompt tokens that need no more scores; the first never has one."""
     num_prompt_tokens: int = field(init=False)
@@ -88,23 +88,23 @@ class Sequence:
 
     @property
     def prefill_left(self) -> int:
-        """Tokens to compute before its next one, those left out that the cache may have."""
+        """Tokens to compute before its next one, without those that the cache may have."""
         found = 0 if self.block_ids else self.num_findable_tokens
         return self.num_uncomputed_tokens - found
 
     @property
     def is_drafting(self) -> bool:
-        """True if it speculates, and its drafts were right lately."""
+        """True if it speculates and its recent drafts were right."""
         return self.drafter is not None and self.drafter.is_on
 
     @property
     def needs_prompt_scores(self) -> bool:
-        """True if logits of prompt positions are wanted, which no cached block has."""
+        """True if it needs logits of prompt positions, which no cached block has."""
         wants = self.request.sampling.prompt_logprobs is not None
         return wants and self.num_scored_tokens < self.num_prompt_tokens
 
     def time_spent(self, now: float) -> FirstToken:
-        """The parts of the time until `now`, that of its first token."""
+        """The parts of its time until `now`, when its first token came."""
         waited_s = self.wait_cap_s + self.wait_kv_s
         prefill_s = now - self.request.submitted_s - waited_s
         return FirstToken(
@@ -112,7 +112,7 @@ class Sequence:
         )
 
     def append(self, token_id: int, eos_token_ids: Set[int]) -> FinishReason | None:
-        """Add one sampled token; why the sequence ends with it, or None."""
+        """Add one sampled token; returns the finish reason, or None."""
         self.token_ids.append(token_id)
         request = self.request
         if self.num_output_tokens >= request.min_tokens:
@@ -125,8 +125,8 @@ class Sequence:
     def forbidden_tokens(self, eos_token_ids: Set[int], ahead: int = 0) -> list[int]:
         """Tokens that must not be sampled next: those that would end it before `min_tokens`.
 
-        `ahead`: drafted tokens in front of the one that is asked about. As in vLLM, ignore_eos does
-        not take the end tokens out of them.
+        `ahead`: drafted tokens before that token. As in vLLM, the end tokens stay forbidden even
+        with ignore_eos.
         """
         if self.num_output_tokens + ahead >= self.request.min_tokens:
             return []

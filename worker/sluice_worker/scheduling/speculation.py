@@ -1,10 +1,10 @@
-"""N-gram speculation: what followed the same words before is guessed to follow them again. Pure.
+"""N-gram speculation: it guesses that repeated words have the same continuation as before. Pure.
 
-A guess (draft) is verified in one step with the decode that it continues. Every position of it is
-sampled greedily; the longest prefix that the model itself would have written is kept. The output is
-that of plain decoding, and only its speed depends on the guesses.
+A guess (draft) is verified in one step with the decode that it continues. Each of its positions is
+sampled greedily; the longest prefix that the model itself would have written is kept. The output
+equals that of plain decoding; only its speed depends on the guesses.
 
-A request speculates only while its drafts of late were right. Otherwise drafts are still made and
+A request speculates only while its recent drafts were right. Otherwise drafts are still made and
 compared with the tokens of plain decoding. Such a probe costs microseconds and no forward pass, and
 it notices a text that begins to copy.
 """
@@ -18,9 +18,9 @@ from sluice_core.wire import Submit
 from ..base.config import NgramSpeculation
 
 MIN_ACCEPTANCE = 0.8
-"""Share of drafted tokens accepted over which a request speculates (design 2)."""
+"""Share of accepted drafted tokens above which a request speculates (design 2)."""
 WINDOW_TOKENS = 32
-"""Drafted tokens that the share is taken over; a copy that ends is noticed with the next draft."""
+"""Drafted tokens behind the share; the next draft notices the end of a copy."""
 MIN_JUDGED_TOKENS = 8
 """Fewer drafted tokens say nothing: one lucky guess is not a habit."""
 SHORT_DRAFT = 2
@@ -28,32 +28,32 @@ SHORT_DRAFT = 2
 INDEXED_PER_STEP = 512
 """Tokens of all prompts looked through per step (about 1 ms), so that no step waits for more."""
 MAX_GROWTH = 2.0
-"""A step may take this many times as long for its drafts: who does not speculate waits as well."""
+"""Drafts may make a step this many times as long: requests without drafts wait for it too."""
 MIN_GAIN = 1.25
-"""Tokens per second, with drafts over without, that the step model must promise."""
+"""Least predicted ratio of tokens per second with drafts to those without."""
 
 Growth = Callable[[int, int, int], float]
 """(decodes, kv_tokens, drafted tokens) of a step -> its predicted time over that without drafts."""
 
 
 def is_eligible(request: Submit) -> bool:
-    """True if each token is the likeliest after those before it: then a draft can be verified.
+    """True if each token is the likeliest after those before it, so a draft can be verified.
 
-    Edits of logits by the tokens so far would have to see the draft; scores would be of drafts.
+    Logit edits that depend on earlier tokens must see the draft; scores would be of drafts.
     """
     return request.temperature == 0.0 and request.sampling.is_plain
 
 
 def few_decodes(decodes: int, kv_tokens: int, drafted: int) -> float:
-    """`Growth` without a step model: up to four decodes are taken for memory-bound."""
+    """`Growth` without a step model: up to four decodes count as memory-bound."""
     return 1.0 if decodes <= 4 else float("inf")
 
 
 def draft_length(most: int, num_drafting: int, decodes: int, growth: Callable[[int], float]) -> int:
     """Tokens that each of `num_drafting` sequences may draft in a step of `decodes`; 0: none.
 
-    A memory-bound step carries more rows in almost the same time, a compute-bound one does not:
-    `growth` (of the drafted tokens in all) tells which it is.
+    A memory-bound step computes more rows in almost the same time; a compute-bound one does not.
+    `growth` (of all drafted tokens) tells which it is.
     """
     for length in range(most, 0, -1):
         drafted = length * num_drafting
@@ -65,7 +65,7 @@ def draft_length(most: int, num_drafting: int, decodes: int, growth: Callable[[i
 
 
 def num_right(drafts: Seq[int], sampled: Seq[int | None]) -> int:
-    """Leading drafts that are what was sampled in their place."""
+    """Number of leading drafts that equal the sampled tokens."""
     for position, (draft, token) in enumerate(zip(drafts, sampled, strict=False)):
         if draft != token:
             return position
@@ -73,11 +73,11 @@ def num_right(drafts: Seq[int], sampled: Seq[int | None]) -> int:
 
 
 class Drafter:
-    """One request's guesses and how good they were.
+    """One request's guesses and their success.
 
-    `_source` is the place in the text that is being copied: its token is guessed to come next. It
-    moves on with each token, and over one that differs: a copy with a word changed is followed
-    through the change. Another place is looked up only after a wrong guess.
+    `_source` is the place in the text that is being copied; its token is the next guess. It moves
+    on with each token, even a different one, so it follows a copy with a changed word. Another
+    place is looked up only after a wrong guess.
     """
 
     def __init__(self, config: NgramSpeculation) -> None:
@@ -97,7 +97,7 @@ class Drafter:
 
     @property
     def is_on(self) -> bool:
-        """True if the drafts of late were right often enough."""
+        """True if recent drafts were right often enough."""
         enough = self._num_drafted >= MIN_JUDGED_TOKENS
         return enough and self._num_accepted > MIN_ACCEPTANCE * self._num_drafted
 
@@ -121,9 +121,9 @@ class Drafter:
             self._num_accepted -= accepted
 
     def see(self, token_ids: Seq[int], most: int = INDEXED_PER_STEP) -> int:
-        """The sequence as it is now, after each step. Returns the tokens looked through of `most`.
+        """Read the sequence after each step. Returns the number of tokens read, up to `most`.
 
-        Once it has caught up it always has, and costs none: a step adds few tokens.
+        Once it has caught up it stays so at no cost, as a step adds few tokens.
         """
         num_new = 0 if self._has_caught_up else len(token_ids) - self._num_indexed
         if num_new > most:
@@ -159,7 +159,7 @@ class Drafter:
         self._num_indexed = end
 
     def _look_up(self, token_ids: Seq[int]) -> None:
-        """Go to the last place with the same words before it, those of the longest first."""
+        """Go to the last place with the same words before it, the longest n-gram first."""
         for size in self._sizes:
             found = self._follows.get(tuple(token_ids[-size:]))
             if found is not None:
@@ -168,7 +168,7 @@ class Drafter:
 
 
 def _copy(token_ids: Seq[int], start: int, count: int) -> tuple[int, ...]:
-    """`count` tokens from `start` on; a copy that reaches the end goes on with itself."""
+    """`count` tokens from `start` on; a copy that reaches the end continues with itself."""
     copied = list(token_ids[start : start + count])
     for position in range(len(copied), count):
         copied.append(copied[position - (len(token_ids) - start)])

@@ -1,8 +1,8 @@
 """Static batching: fill a batch, run it to the end of its longest, then the next. Pure.
 
-For comparison and for uniform offline work. A sequence that ended keeps its row and its blocks
-until the batch is over. The row is computed and thrown away, as a padded engine does. Prompts are
-not padded to the longest, so this baseline is kinder than most.
+It serves comparisons and uniform offline work. An ended sequence keeps its row and blocks until the
+batch ends. The row is computed and discarded, as in a padded engine. Prompts are not padded to the
+longest, so this baseline is faster than most.
 """
 
 from collections.abc import Sequence as Seq
@@ -24,5 +24,5 @@ class StaticBatching:
         return self.size if may_start else 0
 
     def starts_at(self, waiting: Seq[Sequence]) -> float:
-        """When a batch of those that wait starts, if no other comes."""
+        """The time at which a batch of `waiting` starts if no other request comes."""
         return waiting[0].queued_s + (self.timeout_s if len(waiting) < self.size else 0.0)

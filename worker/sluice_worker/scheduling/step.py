@@ -1,4 +1,4 @@
-"""One step as values: its work and what came of it. Pure."""
+"""One step as values: its work and its results. Pure."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -12,10 +12,10 @@ from .sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Tokens [start, start + num_tokens) of one sequence; `samples`: its next token comes of it.
+    """Tokens [start, start + num_tokens) of one sequence; `samples`: it yields the next token.
 
     `drafts`: guesses behind the sequence's own last token, counted in `num_tokens`; every position
-    from that token on is sampled. `is_padding`: of a static batch, computed and thrown away.
+    from that token on is sampled. `is_padding`: of a static batch, computed and discarded.
     """
 
     sequence: Sequence
@@ -27,7 +27,7 @@ class StepWork:
 
     @property
     def num_samples(self) -> int:
-        """Positions that a token is sampled at: the last ones."""
+        """Number of sampled positions: the last ones."""
         return 1 + len(self.drafts) if self.samples else 0
 
     @property
@@ -42,9 +42,9 @@ class Step:
     """One forward pass: its work, decodes first, and the record that the step model is fitted on.
 
     `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
-    `num_decodes` leaves padding out, `num_prefill_tokens` drafts: those are counted by themselves.
-    `admitted`: those that began with it. `prefill_follows`: prefill waits for the step after it.
-    `scores_prompts`: it takes longer than its numbers say, as logits of prompts are asked for.
+    `num_decodes` excludes padding, `num_prefill_tokens` excludes drafts: both have own counts.
+    `admitted`: requests that began with it. `prefill_follows`: the next step has prefill.
+    `scores_prompts`: it scores prompts, so it takes longer than its numbers predict.
     """
 
     works: tuple[StepWork, ...]

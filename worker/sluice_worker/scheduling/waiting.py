@@ -1,8 +1,8 @@
-"""The queue: its order, and what its head waits for. Pure.
+"""The queue: its order, and the resource that its head lacks. Pure.
 
 A clock runs while the head of the queue cannot start. There is one for the cap, one for KV blocks,
-and one for steps that the order gives to others. Everyone behind the head waits for the same thing,
-so a request's wait is the difference of two readings.
+and one for steps that the order gives to others. All requests behind the head wait for the same, so
+a request's wait is the difference of two readings.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class WaitClocks:
         self._seconds: dict[Lack, float] = {"cap": 0.0, "kv": 0.0, "time": 0.0}
 
     def advance(self, now: float) -> None:
-        """Let the clock that runs go on to `now`."""
+        """Advance the running clock to `now`."""
         if self.blocked_by is not None:
             self._seconds[self.blocked_by] += max(now - self.now, 0.0)
         self.now = now
@@ -35,7 +35,7 @@ class WaitClocks:
         sequence.queued_at = tuple(self._seconds.values())
 
     def dequeue(self, sequence: Sequence) -> None:
-        """`sequence` starts: what it waited for is booked."""
+        """`sequence` starts: its wait is booked by cause."""
         both = zip(self._seconds.values(), sequence.queued_at, strict=True)
         cap_s, kv_s, time_s = (now - before for now, before in both)
         sequence.wait_cap_s += cap_s
@@ -46,8 +46,8 @@ class WaitClocks:
 class Queue:
     """Sequences without blocks, and the line of all that have no first token yet.
 
-    Others that wait were preempted; they are resumed before the line, by arrival. `terms_of`: what
-    the order asks of a sequence.
+    Other waiting sequences were preempted; they resume before the line, by arrival. `terms_of`: a
+    sequence's terms for the order.
     """
 
     def __init__(self, terms_of: Callable[[Sequence], Terms]) -> None:
@@ -55,7 +55,7 @@ class Queue:
         self.line = Line(terms_of)
         self.clocks = WaitClocks()
         self._resumed: list[Sequence] = []
-        self._newest: Sequence | None = None  # whose prompt the next one may have
+        self._newest: Sequence | None = None  # the next one may have the same prompt
         self._num_added = 0
 
     def add(self, sequence: Sequence, now: float) -> None:
@@ -79,14 +79,14 @@ class Queue:
             self._resumed.append(sequence)
 
     def take(self, sequence: Sequence) -> None:
-        """Let a sequence that has blocks now go."""
+        """Remove a sequence that now has blocks."""
         self.waiting.remove(sequence)
         if sequence in self._resumed:
             self._resumed.remove(sequence)
         self.clocks.dequeue(sequence)
 
     def leave_line(self, sequence: Sequence) -> None:
-        """It has its first token, or nobody waits for it any more."""
+        """It has its first token, or its client left."""
         self.line.remove(sequence)
         if self._newest is sequence:
             self._newest = None
@@ -100,13 +100,13 @@ class Queue:
             self._resumed.remove(sequence)
 
     def candidates(self, running: Iterable[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
-        """First those that had a first token, by arrival; then the line."""
+        """First sequences that had a first token, by arrival; then the line."""
         resumed = [*self._resumed, *(s for s in running if s not in self.line)]
         yield from sorted(resumed, key=lambda sequence: sequence.order)
         yield from self.line.ordered(now, pace)
 
     def rank(self, sequence: Sequence) -> tuple[bool, int, bool, float, float]:
-        """Sorts sequences as `candidates` does, turns of the late left out."""
+        """A key that sorts sequences as `candidates` does, but without turns of the late."""
         if sequence not in self.line:
             return False, 0, False, 0, sequence.order
         return True, *self.line.rank(sequence)

@@ -1,4 +1,4 @@
-"""Tokens that the files beside a tokenizer.json add, and the texts that stand around a text."""
+"""Tokens that the files beside a tokenizer.json add, and tokens put around a text (BOS, EOS)."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def add_tokens(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Make `tokenizer` that of the whole checkpoint. Raises CheckpointError."""
+    """Add to `tokenizer` the tokens of the checkpoint's other files. Raises CheckpointError."""
     _add_listed(tokenizer, config)
     _add_special(tokenizer, config)
     _put_around(tokenizer, config)
@@ -26,7 +26,7 @@ def _known(tokenizer: Tokenizer) -> dict[str, AddedToken]:
 
 
 def _add_listed(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Added tokens, and flags of them, that only the files beside tokenizer.json tell."""
+    """Add tokens, and flags of tokens, that only the files beside tokenizer.json hold."""
     own, listed = tokenizer.get_added_tokens_decoder(), config.added_tokens
     if not config.lists_tokens:  # an older file, in place of which tokenizer.json counts
         listed = {token_id: token for token_id, token in listed.items() if token_id not in own}
@@ -37,14 +37,14 @@ def _add_listed(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
     for token in tokens:  # what the library once took for special stays so
         was_special = token.content in known and known[token.content].special
         token.special = token.special or was_special or token.content in named
-    # To add thousands that are there already would take a while.
+    # Adding thousands of existing tokens again would take a while.
     tokenizer.add_tokens([token for token in tokens if token != known.get(token.content)])
     for token_id, entry in new.items():
         _check_id(tokenizer, entry["content"], token_id, config.list_file)
 
 
 def _check_id(tokenizer: Tokenizer, text: str, token_id: int, file: str) -> None:
-    """Refuse a token, added just now, whose id is not the one that it is listed with."""
+    """Refuse a newly added token whose id differs from its listed id."""
     found = tokenizer.token_to_id(text)
     if text and found != token_id:
         raise CheckpointError(
@@ -54,8 +54,8 @@ def _check_id(tokenizer: Tokenizer, text: str, token_id: int, file: str) -> None
 
 
 def _add_special(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Special tokens that only those files name, of those in the vocabulary. transformers gives
-    an id to the others too, for which the model may have no row."""
+    """Add special tokens of the vocabulary that only those files name. The model may have no row
+    for others, to which transformers gives ids too."""
     known = _known(tokenizer)
     named = [*config.named_special.values(), *config.extra_special]
     tokens = [_added({**token, "special": True}) for token in named]
@@ -66,9 +66,9 @@ def _add_special(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
 
 
 def _put_around(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """BOS and EOS as tokenizer_config.json has them, where tokenizer.json leaves it open.
+    """Put BOS and EOS around texts as tokenizer_config.json says, if tokenizer.json does not.
 
-    transformers 5 reads those fields no more, by which such a checkpoint would lose its BOS.
+    transformers 5 no longer reads those fields; without them such a checkpoint loses its BOS.
     """
     if config.put_around is None or _tells_around(tokenizer.post_processor):
         return

@@ -1,4 +1,4 @@
-"""Forms of a chat's contents, and places of its systems, that templates expect. Pure."""
+"""Forms of a chat's contents, and places of its system messages, that templates expect. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +15,8 @@ _ESCAPED = re.compile(r"\\(?:(ufdd[012])|.)")
 
 
 class Marked(str):
-    """A text whose markers stay what they are where a template prints a list or an object of it:
-    Python escapes them there, and a control token of the text would be read."""
+    """A text that keeps its markers when a template prints a list or an object with it. Python
+    escapes markers there, so a control token in the text would take effect."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Marked(str):
 
 
 class Text(Marked):
-    """A text without characters to loop over: who loops expects parts, and may take seconds."""
+    """A text that cannot be iterated: a template that loops expects parts, and may take seconds."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Text(Marked):
 
 
 class Parts(list[TemplateMessage]):
-    """A content as parts. A template that prints it whole expects a text, so that is an error."""
+    """A content as parts. Printing it whole is an error: that template expects a text."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Parts(list[TemplateMessage]):
 def shapes(messages: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
     """Contents as they came, all as texts, all as parts.
 
-    A tool's is a text at first, as in vLLM: most templates expect nothing else of it.
+    A tool's content is tried as a text first, as in vLLM: most templates expect only that.
     """
     given = [_as_text(each) if each["role"] == "tool" else changed(each) for each in messages]
     yield given
@@ -71,7 +71,7 @@ def _as_text(message: TemplateMessage) -> TemplateMessage:
 
 
 def _as_parts(message: TemplateMessage) -> TemplateMessage:
-    """In one part: some templates read the first part alone."""
+    """All in one part: some templates read only the first part."""
     part = {"type": "text", "text": _joined(message["content"])}
     return {**message, "content": Parts([part])}
 
@@ -81,8 +81,8 @@ def other_form(message: TemplateMessage) -> TemplateMessage:
 
 
 def with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """The developer's messages as the system's, and those as one in front of the others, as in
-    vLLM: many templates know no more."""
+    """Developer messages become system messages, and all of these one message at the front, as in
+    vLLM: many templates know no other form."""
     first = [{**message, "role": "system"} for message in messages if message["role"] in SYSTEM]
     if len(first) > 1:
         texts = (_joined(message["content"]) for message in first)
@@ -91,8 +91,8 @@ def with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
 
 
 def without_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """The system's text in front of the next user's, as llama.cpp has it: some templates show a
-    system in no conversation, or in none that ends with a tool's message (Mistral's)."""
+    """The system's text moves in front of the next user's, as in llama.cpp. Some templates never
+    show a system message, or not before a final tool message (Mistral's)."""
     kept: list[TemplateMessage] = []
     texts: list[str] = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""From token ids to the text that a client sees: stop strings, and what is held back for them."""
+"""From token ids to the text that a client sees: stop strings, and text held back for them."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ class TextDecoder(Protocol):
         """The character of the text at which the last token begins."""
 
     def flush(self) -> str:
-        """What is left at the end; an incomplete character becomes U+FFFD."""
+        """The rest of the text at the end; an incomplete character becomes U+FFFD."""
 
 
 class StopStrings:
     """The stop strings of one request, shared by its answers.
 
-    However many there are, a character costs two looks, and more only where one begins or ends.
+    Whatever their number, a character costs two lookups, and more only where one begins or ends.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -38,8 +38,8 @@ class StopStrings:
         return bool(self._order)
 
     def find(self, text: str, num_new: int) -> tuple[int, str] | None:
-        """Where the stop string begins that ends first in the last `num_new` characters; of those
-        that end together, the first that is named (as in vLLM)."""
+        """Start and text of the stop string that ends first in the last `num_new` characters. If
+        several end together, the first named one wins (as in vLLM)."""
         for end in range(len(text) - num_new + 1, len(text) + 1):
             if (lengths := self._lengths.get(text[end - 1])) is None:
                 continue
@@ -50,7 +50,7 @@ class StopStrings:
         return None
 
     def num_open_ended(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string and is none itself."""
+        """Length of the longest end of `text` that is a proper beginning of a stop string."""
         for length in range(min(len(text), self.longest - 1), 0, -1):
             if text[-length] not in self._firsts:
                 continue
@@ -62,10 +62,10 @@ class StopStrings:
 
 
 class StopFinder:
-    """Finds the first of `stops` to be complete in a text that comes in pieces.
+    """Finds the first complete stop string in a text that comes in pieces.
 
-    A piece's end that may be the beginning of a stop string is held back, so that no part of a stop
-    string is ever sent; with `include` it is text like any other, and ends it.
+    The end of a piece is held back if it may begin a stop string, so no part of one is ever sent.
+    With `include` the stop string is sent too, as the end of the text.
     """
 
     def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
@@ -77,8 +77,8 @@ class StopFinder:
     def push(self, piece: str, *, may_end: bool = True) -> tuple[str, str | None]:
         """The text that may be sent, and the stop string that ends it, if one was found.
 
-        Only a stop string that ends in `piece` is one: those before it were found, or ended in a
-        piece that was not to end the text (`may_end` False), which they may only begin in.
+        Only stop strings that end in `piece` count: earlier ones were found, or ended in a piece
+        with `may_end` False. A stop string may begin in such a piece but not end in it.
         """
         if not self._stops:
             return piece, None
@@ -97,7 +97,7 @@ class StopFinder:
         return text[: len(text) - num_held], None
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The held back text, at the end of the output."""
         held, self._held, self._seen = self._held, "", ""
         return held
 
@@ -147,8 +147,8 @@ class OutputText:
         return text
 
     def place(self) -> int:
-        """The character at which the last token begins, in the text as no stop string cuts it.
+        """The character at which the last token begins, in the text before stop strings cut it.
 
-        So a token that one cuts off stands behind the end. Asked for every token or for none.
+        So a token that is cut off lies behind the end. Call it for every token or for none.
         """
         return self._detokenizer.place() if self._is_text else self._num_chars

@@ -22,10 +22,10 @@ class Renderer:
     """A model's chat templates by name; "default" unless tools ask for "tool_use"."""
 
     def __init__(self, directory: Path, flag: Path | None, tokenizer: Tokenizer) -> None:
-        """Raises ConfigError for what the flag names; CheckpointError for unreadable files.
+        """Raises ConfigError for the flag's file; CheckpointError for unreadable files.
 
-        A checkpoint's own template that is no template leaves completions as they are, and each
-        chat is told.
+        If a checkpoint's own template is invalid, completions still work, and each chat gets an
+        error.
         """
         self._tokenizer = tokenizer
         self._templates: dict[str, ChatTemplate] = {}
@@ -49,8 +49,8 @@ class Renderer:
     def token_ids(
         self, conversation: Conversation, check: Callable[[int], None] = lambda num_chars: None
     ) -> list[int]:
-        """The prompt of a conversation. Raises RequestError; `check` may as well, of the number of
-        its characters; may take milliseconds per 100 kB."""
+        """The prompt of a conversation. Raises RequestError, also from `check`, which gets the
+        number of characters. May take milliseconds per 100 kB."""
         template = self._templates.get("tool_use") if conversation.tools else None
         template = template or self._templates.get("default")
         if template is None:
@@ -77,8 +77,8 @@ def _flag(path: Path | None) -> dict[str, str]:
 
 
 def _checkpoint(directory: Path, config: TokenizerConfig) -> dict[str, str]:
-    """The templates in files, or what tokenizer_config.json says where there is no such file, as in
-    transformers 5.23. So chat_template.json, which is of processors, is not asked."""
+    """The templates in files, else those in tokenizer_config.json, as in transformers 5.23. So
+    chat_template.json, which belongs to processors, is not read."""
     files = {JINJA: "default"} if is_there(directory, JINJA) else {}
     more = Directory(directory / TEMPLATES).names() if is_there(directory, TEMPLATES) else ()
     named = sorted(name for name in more if name.endswith(".jinja"))

@@ -1,8 +1,8 @@
 """A model's chat template: messages in, the text of a prompt out. Pure but for the date.
 
 A template comes with a checkpoint, so it runs in jinja's sandbox, with the names and the whitespace
-rules that transformers gives it. Control tokens are what the template writes: the same characters
-in a user's text are wrapped in markers here, and stay text (see `Tokenizer.encode_rendered`).
+rules of transformers. Only the template itself writes control tokens. The same characters in a
+user's text are wrapped in markers here, and stay text (see `Tokenizer.encode_rendered`).
 """
 
 import json
@@ -49,7 +49,7 @@ _NOT_ASCII = re.compile(f"[^\x00-\x7f{OPEN}{CLOSE}{END}]")
 MAX_REASON = 400
 """Characters of an error's sentence: a template may put a whole message into it."""
 Pieces = list[tuple[str, bool]]
-"""A rendered prompt: texts, and whether each is a user's, in which no control token is read."""
+"""A rendered prompt: texts, each with True if it is a user's, in which no control token counts."""
 
 
 class ChatTemplate:
@@ -77,8 +77,8 @@ class ChatTemplate:
         self._knows_developer = "'developer'" in source or '"developer"' in source
 
     def render(self, conversation: Conversation, now: datetime) -> Pieces:
-        """The prompt's text in pieces. Raises RequestError, with the template's own sentence where
-        the template refuses, and for a text that it does not show (see `_fitting`)."""
+        """The prompt's text in pieces. Raises RequestError: with the template's own sentence if it
+        refuses, and for a text that it does not show (see `_fitting`)."""
         self._check_read(conversation)
         names = {
             **self._special_tokens,
@@ -88,7 +88,7 @@ class ChatTemplate:
             "add_generation_prompt": conversation.add_generation_prompt,
             "strftime_now": now.strftime,
         }
-        if conversation.reasoning_effort is not None:  # templates ask whether it is defined
+        if conversation.reasoning_effort is not None:  # templates test if it is defined
             names["reasoning_effort"] = self._marked(conversation.reasoning_effort)
             names.setdefault("enable_thinking", conversation.reasoning_effort != "none")  # as vLLM
         messages = self._fitting([self._marked(each) for each in conversation.messages], names)
@@ -98,7 +98,7 @@ class ChatTemplate:
         return _pieces(_cut_at_end(self._written(messages, names)))
 
     def _written(self, messages: list[TemplateMessage], names: Mapping[str, Any]) -> str:
-        """What the template writes, markers included."""
+        """The template's output, markers included."""
         try:
             return self._template.render({**names, "messages": messages})
         except Exception as error:  # a template's expression can raise whatever Python can
@@ -111,10 +111,10 @@ class ChatTemplate:
     ) -> list[TemplateMessage]:
         """`messages` in the first form in which the template shows the text of each.
 
-        Contents are tried as they came, as texts and as parts. A system's text that the template
-        drops moves to the front, and else to the next user's. Raises RequestError for a text that
-        no form shows. An assistant's text beside tool calls may be missing: 19 of 135 public
-        templates drop it on purpose (Llama 3's, Hermes', Mistral's). Its reasoning may be too.
+        Contents are tried as they came, as texts and as parts. A dropped system text moves to the
+        front, or else to the next user's message. Raises RequestError for a text that no form
+        shows. An assistant's text beside tool calls may be missing: 19 of 135 public templates drop
+        it on purpose (Llama 3's, Hermes', Mistral's). Its reasoning may be missing too.
         """
         problems: list[RequestError] = []
         for arranged in self._arrangements(messages):
@@ -146,8 +146,8 @@ class ChatTemplate:
     def _repaired(
         self, messages: list[TemplateMessage], names: Mapping[str, Any]
     ) -> tuple[list[TemplateMessage], set[int]]:
-        """`messages`, with those that lose text in their other form if that helps; and the places
-        of those that still lose a text that must be shown."""
+        """`messages`, and the places of those that still lose a text that must be shown. Messages
+        that lose text take their other form if that helps."""
         lost = self._lost(messages, names)
         if lost:
             other = [other_form(each) if at in lost else each for at, each in enumerate(messages)]
@@ -159,8 +159,8 @@ class ChatTemplate:
     def _lost(self, messages: list[TemplateMessage], names: Mapping[str, Any]) -> set[int]:
         """The places of messages with a text whose end the template does not write.
 
-        Each text has a tag of its own behind it: a short one may stand elsewhere in the prompt, and
-        a template may trim a text, cut reasoning off its beginning, or write it as JSON.
+        Each text gets a unique tag behind it. Searching the text itself would fail: a short one may
+        occur elsewhere, and templates trim texts, cut reasoning off, or write JSON.
         """
         owners: list[int] = []
 
@@ -201,8 +201,8 @@ class ChatTemplate:
         return value
 
     def _mark_begun(self, text: str) -> str:
-        """The same with a control token that its end begins between markers too: a template may
-        put a text behind it that goes on with it, trimmed or not."""
+        """The same, also with markers around an end that begins a control token: the template's
+        next text may complete it, trimmed or not."""
         body = text.rstrip()
         for length in range(min(self._longest, len(body)), 0, -1):
             if body[-length:] in self._begun:
@@ -211,13 +211,13 @@ class ChatTemplate:
 
 
 def _tells(problem: RequestError) -> int:
-    """How much it says to the client: a text is lost; the template's own sentence; an error that
-    may come of a form of the contents which the template does not expect."""
+    """Rank of how much an error says to the client: most for a lost text, then the template's own
+    sentence. An error that a wrong form of the contents may cause says least."""
     return 2 if problem.__cause__ is None else int(type(problem.__cause__) is TemplateError)
 
 
 def _not_shown(message: TemplateMessage, messages: Sequence[TemplateMessage]) -> RequestError:
-    """`message` is one of `messages`, or what became of their systems."""
+    """`message` is one of `messages`, or made from their system messages."""
     places = [at for at, each in enumerate(messages) if each is message]
     places += [at for at, each in enumerate(messages) if each["role"] in SYSTEM]
     return RequestError(
@@ -228,13 +228,13 @@ def _not_shown(message: TemplateMessage, messages: Sequence[TemplateMessage]) ->
 
 
 def any_of(texts: Collection[str]) -> re.Pattern[str]:
-    """What finds the longest of `texts` at each place, however many there are: as one alternation
-    a thousand control tokens took 64 s for 4 MB of "<"."""
+    """A pattern that finds the longest of `texts` at each place, fast for any number of texts. As
+    one alternation, a thousand control tokens took 64 s for 4 MB of "<"."""
     return re.compile(_branches(sorted({text for text in texts if text})) or "(?!)")
 
 
 def _branches(texts: Sequence[str]) -> str:
-    """A pattern of sorted `texts`: what all begin with, then a branch for each character."""
+    """A pattern of sorted `texts`: their common beginning, then a branch for each character."""
     head = commonprefix(texts)
     rests = [text[len(head) :] for text in texts]
     longer = groupby(filter(None, rests), itemgetter(0))
@@ -245,12 +245,12 @@ def _branches(texts: Sequence[str]) -> str:
 
 
 def _or_none(values: tuple[dict[str, Any], ...]) -> list[dict[str, Any]] | None:
-    """Templates ask `if tools`, and some `is none`."""
+    """None for an empty list: templates test `if tools`, and some `is none`."""
     return list(values) or None
 
 
 def _with_end(message: TemplateMessage) -> TemplateMessage:
-    """The end marker, and a space that shows whether the template trims, behind the text."""
+    """The message with an end marker behind its text, and a space that shows trimming."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": Marked(f"{content}{END} ")}
@@ -260,7 +260,7 @@ def _with_end(message: TemplateMessage) -> TemplateMessage:
 
 
 def _cut_at_end(text: str) -> str:
-    """The text before the end marker; trimmed as the template trims other messages."""
+    """The text before the end marker, trimmed if the template trims other messages."""
     head, found, tail = text.rpartition(END)
     if not found:
         raise RequestError(
@@ -310,7 +310,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """jinja's own, without names that begin with an underscore."""
+    """jinja's namespace, without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         for name in dict(*args[1:], **kwargs):

@@ -18,15 +18,15 @@ from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
 REPLACEMENT = "\ufffd"
 BYTES_OF_A_CHARACTER = 4
 MAX_PENDING = 16
-"""Tokens without a whole character, more than any has: from there on they are told in parts."""
+"""Pending tokens without a whole character, more than any character has; then parts are output."""
 SLACK = 4096
-"""Characters before a cut text's last tokens, which are as in the whole where no word is longer."""
+"""Characters before a cut text's last tokens: these equal the whole text's if no word is longer."""
 SHORT = 1024
-"""Characters or tokens that may hold the interpreter: a batch, which lets go, wakes threads."""
+"""Characters or tokens that may hold the interpreter: a batch releases it, but wakes threads."""
 _DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
-"""How control tokens are spelled; tags such as <think> are what a model may be told of."""
+"""The spelling of control tokens; tags such as <think> are none: users may write of them."""
 _BLANK = "\ufdd0"
-"""A noncharacter, of which no control token is made."""
+"""A noncharacter that is part of no control token."""
 
 
 class Tokenizer:
@@ -55,7 +55,7 @@ class Tokenizer:
             for token_id, added in self._tokenizer.get_added_tokens_decoder().items()
         }
         self._anchor = list(self._tokenizer.encode("a", add_special_tokens=False).ids)[-1:]
-        # What an output is decoded behind; without a decoder, tokens are joined by spaces anyhow.
+        # An output is decoded behind this token. Without a decoder, spaces join all tokens anyway.
         self.behind = self._anchor if self._tokenizer.decoder is not None else []
         self._texts: dict[int, str] = {}  # at most one for each token of the vocabulary
 
@@ -73,21 +73,21 @@ class Tokenizer:
     def serve_templates(self, templates: Iterable[str]) -> list[str]:
         """The texts that these chat templates write as control tokens.
 
-        Some checkpoints have delimiters of turns that they do not call special. They are decoded as
-        that says; in what a user writes they stay text as special ones do.
+        Some checkpoints have turn delimiters that they do not mark as special. Decoding treats them
+        as not special; in a user's text they stay text, as special ones do.
         """
         whole = "".join(templates)
         others = set(self._added.values()) - set(self.control_tokens.values())
         delimiters = [text for text in others if _DELIMITER.fullmatch(text) and text in whole]
         if whole:
-            self._decoder = self._with_control  # made now: the first chat is not to wait for it
+            self._decoder = self._with_control  # made now, so that the first chat does not wait
         self._tokenizer.add_special_tokens(delimiters)
         if whole:
             self._inner = _without_first_space(self._tokenizer)
         return [*self.control_tokens.values(), *delimiters]
 
     def fewest(self, num_chars: int) -> int:
-        """Tokens that a text of so many characters has at least; 0 where nothing is known."""
+        """The least number of tokens of a text of `num_chars` characters; 0 if unknown."""
         return -(-num_chars // self._longest) if self._longest else 0
 
     def encode(
@@ -98,10 +98,10 @@ class Tokenizer:
         parse_special: bool = False,
         keep: int | None = None,
     ) -> list[int]:
-        """Token ids of `text`, with what the tokenizer puts around a text (such as a BOS).
+        """Token ids of `text`, with the tokens that the tokenizer puts around it (such as a BOS).
 
-        `parse_special`: the texts of special tokens are control tokens. `keep`: the most of them;
-        the text's first are left out, what is put around it is not.
+        `parse_special`: the texts of special tokens are control tokens. `keep`: the most tokens;
+        the first tokens of the text are left out, but none put around it.
         """
         tokenizer = self._with_control if parse_special else self._tokenizer
         if keep is not None and self._longest:
@@ -120,9 +120,9 @@ class Tokenizer:
     def places_in_text(
         self, text: str, *, add_special_tokens: bool, parse_special: bool
     ) -> list[int]:
-        """The character of `text` at which each token begins that `encode` makes of it.
+        """The character of `text` at which each token of `encode` begins.
 
-        A token that is put around the text stands where the one before it ends.
+        A token put around the text begins where the one before it ends.
         """
         tokenizer = self._with_control if parse_special else self._tokenizer
         encoding = _encode(tokenizer, text, add_special_tokens, offsets=True)
@@ -148,17 +148,17 @@ class Tokenizer:
         return text[dropped:], [max(place - dropped, 0) for place in places]
 
     def token_text(self, token_id: int) -> str:
-        """A token's text as it stands inside a text; what is no whole character is U+FFFD."""
+        """A token's text inside a longer text; an incomplete character is U+FFFD."""
         text = self._texts.get(token_id)
         if text is None:
-            # Some decoders drop a text's first space, so it is decoded behind another token.
+            # Some decoders drop a text's first space, so decode it behind another token.
             before = self.decode(self._anchor, skip_special_tokens=False)
             whole = self.decode([*self._anchor, token_id], skip_special_tokens=False)
             text = self._texts[token_id] = whole[len(before) :]
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's own bytes: of a part of a character too, so that they join to the text's."""
+        """A token's own bytes, also for a part of a character, so that they join to the text's."""
         text = self.token_text(token_id)
         if REPLACEMENT not in text or token_id in self._added:
             return text.encode()
@@ -171,18 +171,18 @@ class Tokenizer:
         return self._added.get(token_id)
 
     def encode_rendered(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
-        """Token ids of what a chat template wrote; nothing is put around them.
+        """Token ids of a chat template's output; nothing is put around them.
 
-        In a piece that is False the texts of special tokens are control tokens; in one that is True
-        they are text, as in `encode`. The text between two control tokens is encoded as one,
-        whatever its pieces. Raises UnicodeEncodeError for a lone surrogate.
+        In a piece with False the texts of special tokens are control tokens; with True they are
+        text, as in `encode`. The text between two control tokens is encoded as one, whatever its
+        pieces. Raises UnicodeEncodeError for a lone surrogate.
         """
         pieces = list(pieces)
         whole = "".join(piece for piece, _ in pieces)
         whole.encode()
         if not any(is_plain for _, is_plain in pieces):
             return list(_encode(self._with_control, whole, False).ids)
-        # Of the same length: where a control token is found is where it stands in the whole.
+        # The same length, so a control token has the same place here as in the whole.
         written = "".join(len(piece) * _BLANK if plain else piece for piece, plain in pieces)
         found = _encode(self._scanner, written, False, offsets=True)
         ids: list[int] = []
@@ -208,19 +208,19 @@ class Tokenizer:
 
     @cached_property
     def _scanned(self) -> dict[int | None, int]:
-        """The control tokens by the id that the scanner has for them."""
+        """The control tokens by the scanner's ids."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {self._scanner.token_to_id(a.content): i for i, a in added.items() if a.special}
 
     @cached_property
     def _with_control(self) -> tokenizers.Tokenizer:
-        """A second copy: the switch is the tokenizer's, not the call's."""
+        """A second copy: the switch belongs to the tokenizer, not to the call."""
         copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         copy.encode_special_tokens = False
         return copy
 
     def token_strs(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it; "" for an id that is not in it."""
+        """Each token in the vocabulary's spelling; "" for an unknown id."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -243,7 +243,7 @@ def _num_first_spaces(text: str) -> int:
 
 
 def _place_spaces(tokenizer: tokenizers.Tokenizer) -> None:
-    """Count a token's spaces as its own where it is told at which characters it stands."""
+    """Count a token's spaces as part of it in its character offsets."""
     processor: Any = tokenizer.post_processor
     if processor is not None:
         state = processor.__getstate__()
@@ -254,7 +254,7 @@ def _place_spaces(tokenizer: tokenizers.Tokenizer) -> None:
 def _encode(
     tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, *, offsets: bool = False
 ) -> Any:
-    """`text` encoded. A long one as a batch: only those leave the interpreter to other threads."""
+    """`text` encoded. A long one goes as a batch: only a batch releases the interpreter."""
     if len(text) <= SHORT:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     encode_batch = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
@@ -263,8 +263,8 @@ def _encode(
 
 
 def _without_first_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """`tokenizer`, or a copy without the space that some put before a prompt's first text only: a
-    text behind a control token is not the first."""
+    """`tokenizer`, or a copy without the space that some put before a prompt's first text. A text
+    behind a control token is not the first."""
     whole = tokenizer.to_str()
     changed = whole.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
     if changed == whole:
@@ -275,12 +275,12 @@ def _without_first_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenize
 
 
 class Detokenizer:
-    """Text of a growing output: the pieces join to what decoding it gives, behind another token.
+    """Text of a growing output: the pieces join to its decoding behind another token.
 
     So a first space is kept, which some decoders drop at the beginning of a text. A character split
     across tokens comes with the token that completes it. Each piece is the difference of two
-    decodings from a common start, as some decoders (a leading space, byte fallback) depend on what
-    came before.
+    decodings from a common start: some decoders (a leading space, byte fallback) depend on earlier
+    tokens.
     """
 
     def __init__(
@@ -292,8 +292,8 @@ class Detokenizer:
         self._after_added = False  # the token before is an added one
         self._ids = list(tokenizer.behind)
         self._start = 0  # where both decodings begin
-        self._shown = len(self._ids)  # tokens whose text was given out
-        self._num_given = 0  # characters that were given out
+        self._shown = len(self._ids)  # tokens whose text was output
+        self._num_given = 0  # characters that were output
         self._last = (-1, 0, "")  # the last token, the characters before it, and what it adds
         self._place = 0
 
@@ -309,10 +309,10 @@ class Detokenizer:
         return piece
 
     def place(self) -> int:
-        """The character of the output at which the token begins that was pushed last.
+        """The character of the output at which the last pushed token begins.
 
-        Asked for every token or for none, it never decreases. A part of a character stands where
-        the characters begin that are incomplete, and a token that is left out where it would be.
+        Call it for every token or for none; it never decreases. A part of a character stands at the
+        start of the incomplete characters, and a skipped token where it would be.
         """
         token_id, start, text = self._last
         own = self._tokenizer.token_text(token_id)
@@ -335,8 +335,8 @@ class Detokenizer:
         return piece, ""
 
     def _since(self, before: str, text: str) -> str:
-        """The part of `text` behind `before`. To some decoders one wrong byte makes a whole run
-        unreadable, even a part that was given out: then the rest is decoded alone."""
+        """The part of `text` behind `before`. In some decoders one wrong byte makes a whole run
+        unreadable, even a part that was output. Then the rest is decoded alone."""
         if text.startswith(before) or REPLACEMENT not in text:
             return text[len(before) :]
         pending = self._ids[self._shown :]
@@ -347,10 +347,10 @@ class Detokenizer:
         return len(self._ids) - self._shown
 
     def _settled(self, before: str, text: str) -> str:
-        """The text of bytes that are no characters, however many of them follow.
+        """The text of invalid bytes, however many more follow.
 
-        Only the last character may still become whole. The text is cut in front of it, where the
-        two parts decode to the same as the whole.
+        Only the last character may still become whole. The text is cut before it, at a place where
+        the two parts decode to the same as the whole.
         """
         for end in range(len(self._ids) - 1, len(self._ids) - 1 - BYTES_OF_A_CHARACTER, -1):
             head = self._decode(end)

@@ -1,7 +1,7 @@
-"""What tokenizer_config.json says beside tokenizer.json, and which tokens end an output. No torch,
-and no tokenizer is loaded.
+"""The fields of tokenizer_config.json that tokenizer.json lacks, and the end tokens of outputs. No
+torch, and no tokenizer is loaded.
 
-Which file counts where is as in transformers 5.23 (`PreTrainedTokenizerBase._from_pretrained`).
+Files override each other as in transformers 5.23 (`PreTrainedTokenizerBase._from_pretrained`).
 """
 
 import re
@@ -24,10 +24,10 @@ _ID = re.compile("[0-9]{1,9}")
 
 
 class TokenizerConfig:
-    """One checkpoint's; all of it may be missing. Raises CheckpointError for what is no JSON.
+    """One checkpoint's; all of it may be missing. Raises CheckpointError for invalid JSON.
 
-    `lists_tokens`: whether it lists the added tokens. Where it does not, the older files are asked,
-    added_tokens.json and special_tokens_map.json.
+    `lists_tokens`: True if it lists the added tokens. Otherwise the older files added_tokens.json
+    and special_tokens_map.json are read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,8 +91,8 @@ class TokenizerConfig:
 
     @property
     def put_around(self) -> tuple[str | None, str | None] | None:
-        """What is to come before a text and behind it, BOS and EOS or nothing; None where it says
-        nothing of that. Where one of the two fields is there, both count."""
+        """The tokens before and behind a text, BOS and EOS, or None for each; None if the config
+        has neither field. If it has one of the two fields, both count."""
         if not self._fields.keys() & {"add_bos_token", "add_eos_token"}:
             return None
         before, behind = (
@@ -105,7 +105,7 @@ class TokenizerConfig:
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Chat templates by name; one that has none is "default"."""
+        """Chat templates by name; one without a name is "default"."""
         given = self._fields.get("chat_template")
         if isinstance(given, str):
             return {"default": given}
@@ -120,12 +120,12 @@ class TokenizerConfig:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of `eos_token`. A fine-tune for chats may have changed it here alone."""
+        """The id of `eos_token`. A fine-tune for chats may have changed it only here."""
         text = self.special_tokens.get("eos_token")
         if text is None:
             return None
         listed = {token["content"]: token_id for token_id, token in self.added_tokens.items()}
-        if self.lists_tokens and text in listed:  # tokenizer.json is long to read
+        if self.lists_tokens and text in listed:  # reading tokenizer.json is slow
             return listed[text]
         found = _id_in_tokenizer(self._directory, text)
         return listed.get(text) if found is None else found
@@ -134,8 +134,8 @@ class TokenizerConfig:
 def eos_token_ids(
     directory: Path, config: Mapping[str, object], tokenizer: TokenizerConfig
 ) -> frozenset[int]:
-    """End-of-sequence ids: generation_config.json's if it names any, else those of `config`
-    (config.json); and the tokenizer's own."""
+    """End-of-sequence ids: the tokenizer's own, and those of generation_config.json, or of `config`
+    (config.json) if it names none."""
     values = None
     if is_there(directory, GENERATION_CONFIG):
         values = read_json(directory, GENERATION_CONFIG).get("eos_token_id")
@@ -147,13 +147,13 @@ def eos_token_ids(
 
 
 def _token(value: Any) -> Token | None:
-    """A token, whose text stands alone or in an object's `content`; None for what is none."""
+    """A token from a text, or from an object's `content`; None for any other value."""
     token = {"content": value} if isinstance(value, str) else value
     return token if isinstance(token, Mapping) and isinstance(token.get("content"), str) else None
 
 
 def _id_in_tokenizer(directory: Path, text: str) -> int | None:
-    """The id that tokenizer.json has for a text, as an added token or in its vocabulary."""
+    """The id of a text in tokenizer.json, as an added token or in its vocabulary."""
     if not is_there(directory, TOKENIZER):
         return None
     tokenizer: Mapping[str, Any] = read_json(directory, TOKENIZER)
@@ -162,7 +162,7 @@ def _id_in_tokenizer(directory: Path, text: str) -> int | None:
             return token["id"] if isinstance(token.get("id"), int) else None
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-    if isinstance(vocabulary, list):  # Unigram's: a text and its score each
+    if isinstance(vocabulary, list):  # Unigram's: pairs of text and score
         texts = [pair[0] if isinstance(pair, list) and pair else None for pair in vocabulary]
         return texts.index(text) if text in texts else None
     found = vocabulary.get(text) if isinstance(vocabulary, Mapping) else None

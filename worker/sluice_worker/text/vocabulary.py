@@ -1,4 +1,4 @@
-"""What the tokens of a tokenizer.json stand for: their bytes, and how much of a text. Pure."""
+"""The bytes of a tokenizer.json's tokens, and the longest text of one token. Pure."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 COMPOSED = {"NFC": 4, "NFKC": 4}
-"""Characters that a normaliser makes one of at most (UAX #15, the longest decompositions)."""
+"""Most characters that a normaliser composes to one (UAX #15, the longest decompositions)."""
 KEEPS_ALL = {"ByteLevel", "Digits", "Lowercase", "Metaspace", "NFD", "NFKD", "Prepend", *COMPOSED}
-"""Normalisers and pre-tokenizers that leave no character of a text out."""
+"""Normalisers and pre-tokenizers that drop no character of a text."""
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:
-    """The most characters of a text that one token can stand for; None where a text of any length
-    may become few tokens: parts of it are dropped, or joined as unknown."""
+    """The most characters of a text that one token can stand for. None if a text of any length may
+    become few tokens, because parts are dropped or joined as unknown."""
     steps = [*_steps(tokenizer.normalizer), *_steps(tokenizer.pre_tokenizer)]
     if not all(map(_keeps_all, steps)) or not isinstance(tokenizer.model, models.BPE):
         return None
@@ -33,8 +33,8 @@ def longest_token(tokenizer: Tokenizer) -> int | None:
 
 
 def byte_of_letter() -> dict[str, int]:
-    """What the letters of byte-level BPE stand for: the printable ones for their own byte, those
-    from U+0100 on for the others in order (GPT-2's `bytes_to_unicode`)."""
+    """The bytes of byte-level BPE's letters. Printable letters stand for their own byte, those from
+    U+0100 on for the other bytes in order (GPT-2's `bytes_to_unicode`)."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
     others = sorted({*range(256)} - {*own.values()})
@@ -42,7 +42,7 @@ def byte_of_letter() -> dict[str, int]:
 
 
 def bytes_of_spelling(spelling: str, letters: Mapping[str, int]) -> bytes | None:
-    """The bytes of a part of a character, as the vocabulary spells it; None if it is none."""
+    """The bytes of a spelling of the vocabulary, of parts of characters too; None if invalid."""
     if found := _BYTE.fullmatch(spelling):
         return bytes.fromhex(found[1])
     known = [letters[letter] for letter in spelling if letter in letters]
@@ -50,7 +50,7 @@ def bytes_of_spelling(spelling: str, letters: Mapping[str, int]) -> bytes | None
 
 
 def _steps(component: Any) -> Iterator[dict[str, Any]]:
-    """What a normaliser or pre-tokenizer is made of, sequences of sequences looked through."""
+    """The steps of a normaliser or pre-tokenizer, with nested sequences flattened."""
     waiting = [] if component is None else [json.loads(component.__getstate__())]
     for step in waiting:
         inner = step.get("normalizers", step.get("pretokenizers"))

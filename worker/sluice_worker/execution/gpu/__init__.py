@@ -1,4 +1,4 @@
-"""Steps on a GPU: what goes on, as which arrays, by which graph (pure), and the rim that runs it.
+"""Steps on a GPU: their rows, arrays and CUDA graphs (pure), and the rim that runs them.
 
 docs/gpu.md has what was measured.
 """

@@ -22,10 +22,10 @@ class DecodeArrays:
     """One token for each row.
 
     fields [NUM_FIELDS, size]: token ids, sources, positions, blocks, slots, and the two of
-    `draw_arrays`. A token id of -1 is what row `source` of the step before sampled; a block of -1
-    is none. lengths [size], 0 for padding; shares [NUM_SHARES, size], as `draw_arrays` has them;
-    tables [num_rows, num_pages], 0 behind a sequence's own pages. All of them lie in `packed`,
-    bytes, where `spans` says.
+    `draw_arrays`. Token id -1: the token that row `source` of the last step sampled. Block -1: no
+    block. lengths [size], 0 for padding. shares [NUM_SHARES, size], from `draw_arrays`. tables
+    [num_rows, num_pages], 0 behind a sequence's own pages. All are views of the bytes `packed`,
+    at the slices that `spans` gives.
     """
 
     packed: NDArray[np.uint8]
@@ -36,8 +36,8 @@ class DecodeArrays:
 
 
 def spans(places: int) -> tuple[slice, slice, slice, slice]:
-    """Where fields, lengths and shares of `places` rows lie in a step's bytes, and tables behind
-    them."""
+    """The slices of fields, lengths, shares and tables in a step's bytes, with room for `places`
+    rows."""
     fields = 8 * NUM_FIELDS * places
     lengths = fields + 4 * places
     shares = lengths + 4 * NUM_SHARES * places
@@ -45,13 +45,13 @@ def spans(places: int) -> tuple[slice, slice, slice, slice]:
 
 
 def aligned_rows(num_rows: int) -> int:
-    """`num_rows` or a few more, so that kernels find each field of a buffer as well aligned."""
+    """`num_rows`, rounded up a little so that each field of a buffer is equally well aligned."""
     return -(-num_rows // ROUND_ROWS) * ROUND_ROWS
 
 
 def draw_arrays(draws: Seq[Draw], size: int) -> tuple[Float32s, Int64s]:
-    """Temperatures, top-p and min-p [NUM_SHARES, size], and top-k and seeds [2, size]; padded with
-    draws of the likeliest, which need no seed."""
+    """Temperatures, top-p and min-p [NUM_SHARES, size], and top-k and seeds [2, size]. Padding
+    draws the likeliest token, which needs no seed."""
     shares = np.zeros((NUM_SHARES, size), dtype=np.float32)
     numbers = np.zeros((2, size), dtype=np.int64)
     _fill(shares, numbers, draws)

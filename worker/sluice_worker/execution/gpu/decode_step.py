@@ -1,7 +1,7 @@
 """Decode steps on static buffers, as CUDA graphs where they are captured. Rim.
 
-Nothing waits for the device but `PendingTokens.tokens`; uploads, graphs and downloads follow each
-other on one stream. On a CPU the same runs at once and without graphs.
+Only `PendingTokens.tokens` waits for the device. Uploads, graphs and downloads follow each other on
+one stream. On a CPU the same runs at once and without graphs.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """Tokens on their way from the device: of `rows`, kept there from place `offset` on."""
+    """Tokens of `rows` on their way from the device, which keeps them from place `offset` on."""
 
     rows: Seq[Row]
     offset: int
@@ -36,7 +36,7 @@ class PendingTokens:
     _event: torch.cuda.Event | None
 
     def tokens(self) -> list[int | None]:
-        """One for each row, once the device has sampled them; None where no logit was finite."""
+        """Wait for the device: one token for each row; None if no logit was finite."""
         if self._event is not None:
             self._event.synchronize()
         return [token if token >= 0 else None for token in self._host.tolist()]
@@ -45,7 +45,7 @@ class PendingTokens:
 class DecodeStep:
     """One token for each of up to `ceiling` sequences of up to `max_pages` blocks.
 
-    activation_bytes: what any step may take for a while, and graphs captured while idle leave free.
+    activation_bytes: memory that any step may take, so graphs captured while idle leave it free.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class DecodeStep:
         self._device = model.embedding.device
         self._model, self._kernels, self._caches = model, kernels, caches
         self._places = rows = aligned_rows(ceiling)
-        # All of a step comes in one copy; its tables are spread out from there, as a graph must
-        # find each row's where it was.
+        # One copy brings all of a step. Its tables are then spread to fixed places, as a graph
+        # needs.
         fields, lengths, shares, tables = spans(rows)
         size = tables.start + 4 * rows * max_pages
         self._packed = torch.zeros(size, dtype=torch.uint8, device=self._device)
@@ -75,12 +75,12 @@ class DecodeStep:
         self._no_tiles = torch.zeros(0, 4, dtype=torch.int32, device=self._device)
         head = model.head
         assert isinstance(head, PlainLinear)
-        # The last step's. One for all graphs, of which each would keep tens of MiB of its own.
+        # The last step's logits, shared by all graphs: each would keep tens of MiB of its own.
         self._head, self._logits = head, head.weight.new_zeros(rows, len(head.weight))
-        # What was sampled last: by decodes from 0 on, by a mixed step beside them behind those.
+        # Last sampled tokens: of decodes from 0 on, then those of a mixed step beside them.
         self._sampled = torch.zeros(2 * rows, dtype=torch.int64, device=self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        # An expert's tokens are counted by the host, so a step with experts cannot be a graph.
+        # The host counts an expert's tokens, so a step with experts cannot be a graph.
         has_experts = model.config.shape.experts is not None
         self._may_capture = self._device.type == "cuda" and not has_experts
         self._pool = torch.cuda.graph_pool_handle() if self._may_capture else None
@@ -91,10 +91,10 @@ class DecodeStep:
         return self._fetch(rows, 0)
 
     def logits(self, rows: Seq[Row]) -> Tensor:
-        """What a step of `rows`, at most `ceiling`, says of their next tokens, for other samplers.
+        """Run a step of `rows`, at most `ceiling`; return the logits for other samplers.
 
-        Returns float32 [num_rows, vocab_size], good until the next step is launched. What this one
-        sampled itself means nothing where a row's draw is edited.
+        Returns float32 [num_rows, vocab_size], valid until the next step is launched. The step's
+        own samples are meaningless for rows with edited draws.
         """
         self._start(rows)
         return self._model.bent(self._logits[: len(rows)])
@@ -109,15 +109,15 @@ class DecodeStep:
             graph.replay()
 
     def keep(self, rows: Seq[Row], tokens: Tensor, offset: int) -> PendingTokens:
-        """Keep what another forward sampled for `rows`, at most `ceiling`, for the next step."""
+        """Keep tokens that another forward sampled for `rows`, at most `ceiling`."""
         self._sampled[offset : offset + len(rows)] = tokens
         return self._fetch(rows, offset)
 
     # Before the steps
 
     def warm_up(self) -> None:
-        """Compile what a step of any size needs, which takes a second for each kind, and capture
-        the small sizes, which is what the profile runs."""
+        """Compile kernels for steps of all sizes, a second for each kind. Capture the small sizes,
+        which the profile runs."""
         for size in kinds_of_steps(self.ceiling, lambda size: self._splits(size).num):
             self._rehearse(size)
         for size in first_sizes(self.ceiling):
@@ -125,11 +125,11 @@ class DecodeStep:
                 self._capture(size)
 
     def capture_next(self) -> bool:
-        """Capture one more size, a fraction of a second; False where none is left to capture."""
+        """Capture one more size, in a fraction of a second; False if none is left."""
         size = next_size(self.ceiling, self._graphs) if self._may_capture else None
         if size is None:
             return False
-        # What torch keeps of earlier steps is there for later ones; a capture gives it back anyway.
+        # torch caches memory for later steps; a capture gives it back anyway.
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
         if not has_room(free_bytes, self._activation_bytes):
@@ -139,7 +139,7 @@ class DecodeStep:
         return self._may_capture
 
     def _capture(self, size: int) -> None:
-        """Capture `size`, or nothing more where that fails: steps run without a graph as well."""
+        """Capture `size`; if that fails, capture no more: steps also run without a graph."""
         graph = torch.cuda.CUDAGraph()
         try:
             self._rehearse(size)  # loads the libraries' kernels, which a capture may not
@@ -148,7 +148,7 @@ class DecodeStep:
         except torch.OutOfMemoryError:
             self._go_without("memory is short")
         except RuntimeError as error:  # the driver's own: instantiating a graph takes memory too
-            # Its context is the cause: ending the capture fails as well, and says nothing of it.
+            # The cause is its context: ending the capture fails too, with an error of its own.
             self._go_without(str(error.__context__ or error).partition("\n")[0])
         else:
             self._graphs[size] = graph
@@ -159,7 +159,7 @@ class DecodeStep:
         log.warning("no CUDA graphs for steps of over %d sequences: %s", largest, why)
 
     def _rehearse(self, size: int) -> None:
-        """A step of rows of no sequence: they read nothing and write to no page."""
+        """Run a step of empty rows, which read nothing and write to no page."""
         self._fields.fill_(-1)
         self._lengths.zero_()
         self._run(size)
@@ -171,7 +171,7 @@ class DecodeStep:
 
     def _upload(self, arrays: DecodeArrays) -> None:
         values, (num_rows, num_pages) = torch.from_numpy(arrays.packed), arrays.tables.shape
-        if self._device.type != "cpu":  # torch uses that memory again once the copy is done
+        if self._device.type != "cpu":  # torch reuses that memory once the copy is done
             values = values.pin_memory()
         self._packed[: len(values)].copy_(values, non_blocking=True)
         tables = self._packed_tables[: num_rows * num_pages].view(num_rows, num_pages)
@@ -179,7 +179,7 @@ class DecodeStep:
 
     def _run(self, size: int) -> None:
         token_ids, sources, positions, blocks, slots, top_k, seeds = self._fields[:, :size]
-        # A token of -1 had no finite logit: its sequence ends, and so does what comes of this.
+        # Token -1 had no finite logit: its sequence ends, and the results of this step with it.
         sampled_before = self._sampled[sources.clamp_min(0)].clamp_min_(0)
         step = StepInput(
             token_ids=torch.where(token_ids >= 0, token_ids, sampled_before),

@@ -1,10 +1,10 @@
 """The rows of a step that sample, and those of the step after it. Pure.
 
-The device can run ahead: the next step of sequences that only decode is known but for its token
-ids, and those are on the device. So it is launched before this one's tokens are read, and the host
-schedules, reports and admits meanwhile. Rows depend on nothing but their own sequence; those of
-sequences that turn out to have ended are thrown away. What they wrote lies behind the end of their
-sequence, in a block that is not full and so not shared; a later owner writes before it reads.
+The device can run ahead: of the next step of decodes only the token ids are unknown, and these are
+on the device. So it is launched before this step's tokens are read. Meanwhile the host schedules,
+reports and admits. Rows depend only on their own sequence; rows of sequences that have ended are
+discarded. Their writes lie behind the end of the sequence, in a block that is not full and so not
+shared. A later owner writes before it reads.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from ...scheduling.step import StepWork
 from ..sampler import Draw
 
 DrawOf = Callable[[Sequence, int], Draw]
-"""(sequence, tokens ahead of its next one) -> how that token is drawn."""
+"""(sequence, tokens ahead of its next one) -> the draw of that token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Row:
     source: int = -1
 
     def is_of(self, work: StepWork, block_size: int) -> bool:
-        """Whether this is what the scheduler asks for, where it must lie."""
+        """True if `work` asks for this row, at the same position and block."""
         return (
             work.sequence is self.sequence
             and (work.start, work.num_tokens, work.num_samples) == (self.position, 1, 1)
@@ -42,7 +42,7 @@ class Row:
 
 
 def rows_of(works: Seq[StepWork], block_size: int, draw_of: DrawOf) -> list[Row] | None:
-    """One row for each work that samples; None where one needs the host between the steps."""
+    """One row for each work that samples; None if one needs the host between the steps."""
     rows = []
     for work in works:
         sequence = work.sequence
@@ -73,10 +73,10 @@ def _only_decodes(work: StepWork) -> bool:
 
 
 def rows_after(sampled: Iterable[tuple[int, Row]], block_size: int, draw_of: DrawOf) -> list[Row]:
-    """The next step's rows, if every sequence that is known to go on can; else none at all.
+    """The next step's rows, or none if one continuing sequence cannot run ahead.
 
-    One that could not would take a forward of its own beside the one that ran ahead.
-    sampled: each row with its place among the tokens that the device keeps.
+    It would need a forward of its own beside the one that ran ahead.
+    `sampled`: each row with its place among the device's kept tokens.
     """
     following = []
     for source, row in sampled:

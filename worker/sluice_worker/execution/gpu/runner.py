@@ -22,9 +22,9 @@ from .rows import Row, decodes_of, rows_after, rows_of
 
 
 class GpuRunner(Runner):
-    """A decoder with its paged KV cache. A step that only decodes is launched before it is asked
-    for, unless the model has experts; the scheduler must leave each sequence a slot more than it
-    has tokens (`num_ahead`).
+    """A decoder with its paged KV cache. A step of decodes is launched before the scheduler asks
+    for it, unless the model has experts. So the scheduler must give each sequence one slot more
+    than its tokens (`num_ahead`).
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class GpuRunner(Runner):
             model, model.kernels, self.caches, ceiling, max_pages, activation_bytes
         )
         self._ahead: PendingTokens | None = None
-        # The host waits for experts' counts in each layer: it would be done with launching a step
-        # when the device is done with it, and tokens of the one before would wait that long.
+        # With experts the host waits for counts in each layer, so launching a step takes as long
+        # as the step. The tokens of the step before would wait that long.
         self._runs_ahead = model.config.shape.experts is None
         with torch.inference_mode():
             self._decodes.warm_up()
@@ -57,7 +57,7 @@ class GpuRunner(Runner):
 
     @torch.inference_mode()
     def execute(self, works: Seq[StepWork], prefill_follows: bool = False) -> list[int | None]:
-        """As `Runner.execute`; draws have other noise than on a CPU, but for edited ones."""
+        """As `Runner.execute`. Unedited draws have other noise than on a CPU."""
         ahead, self._ahead = self._ahead, None
         claimed = self._claimed(ahead, works)
         rest = [work for work in works if id(work) not in claimed]
@@ -82,7 +82,7 @@ class GpuRunner(Runner):
 
     @torch.inference_mode()
     def use_idle_time(self) -> bool:
-        """Capture one more CUDA graph; False where none is left."""
+        """Capture one more CUDA graph; False if none is left."""
         self._ahead = None
         return self._decodes.capture_next()
 
@@ -110,8 +110,7 @@ class GpuRunner(Runner):
         if rows:
             self._ahead = self._decodes.launch(rows)
 
-    # What was not ahead. Where sampling needs the host (edits, drafts, scores) it is
-    # waited for (`_run`).
+    # Work that did not run ahead. If sampling needs the host (edits, drafts, scores), `_run` waits.
 
     def _launch(self, works: Seq[StepWork], rows: Seq[Row], offset: int) -> PendingTokens:
         """Start `works`, whose samples are `rows`; `offset`: behind the rows that ran ahead."""
@@ -126,8 +125,8 @@ class GpuRunner(Runner):
         return self._decodes.keep(rows, tokens, offset)
 
     def _forward(self, works: Seq[StepWork], draws: Seq[Draw]) -> tuple[Tensor, Tensor | None]:
-        """Logits of all `draws`; and the last layer's output, None where `works` only decode, for
-        which there are graphs."""
+        """Logits of all `draws`, and the last layer's output. It is None if `works` only decode: a
+        graph runs them."""
         rows = decodes_of(works, draws, self.block_size)
         if rows is not None and len(rows) <= self._decodes.ceiling:
             return self._decodes.logits(rows), None
@@ -136,9 +135,9 @@ class GpuRunner(Runner):
         return self.model.logits(stream[step.sampled_rows]), stream
 
     def _sample(self, logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
-        """Each row by the sampler that it has in every step, whatever its neighbours ask for."""
+        """Sample each row by the same sampler in every step, whatever its neighbours need."""
         if self.device.type == "cuda":
-            reached().synchronize()  # not in the first of what follows, which would spin
+            reached().synchronize()  # sleeps here: the first operation below would spin
         edited = [at for at, draw in enumerate(draws) if draw.is_edited]
         others = [at for at, draw in enumerate(draws) if not draw.is_edited]
         chosen: dict[int, int | None] = {}

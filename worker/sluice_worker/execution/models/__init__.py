@@ -1,1 +1,1 @@
-"""One decoder for every supported architecture: what differs between them is in its config."""
+"""One decoder for every supported architecture: its config holds their differences."""

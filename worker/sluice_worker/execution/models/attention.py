@@ -1,4 +1,4 @@
-"""Attention over paged keys and values, with what the architectures differ in as options."""
+"""Attention over paged keys and values, with options for the architectures' differences."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from .step import StepInput
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """qkv: queries, keys and values of all heads, the turning dimensions of a head interleaved."""
+    """qkv: queries, keys and values of all heads, with a head's rotary dimensions interleaved."""
 
     qkv: Projection
     output: Projection

@@ -1,7 +1,7 @@
-"""What of config.json the decoder computes with. What is not built is refused, never ignored.
+"""The decoder's parameters from config.json. Values that are not built are refused, never ignored.
 
-But for `attn_factor` of yarn, which DeepSeek-R1-0528-Qwen3-8B has: transformers 5.23 and vLLM 0.32
-know no such key of rope_scaling, and compute without it too.
+One exception is yarn's `attn_factor` in DeepSeek-R1-0528-Qwen3-8B: transformers 5.23 and vLLM 0.32
+do not know this key of rope_scaling, and compute without it too.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ from sluice_core.model.families import FAMILIES
 from .rope import Rope, number, read_rope
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
-"""As the kernels know them; they are not asked, as this module must not import torch."""
+"""The kernels' names, repeated here because this module must not import torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """One decoder: its shape and its arithmetic.
 
-    attention_scale: what scores are multiplied by. softcaps: None where there is none.
-    embedding_scale: what embeddings are multiplied by.
+    attention_scale: factor of the scores. softcaps: None without a cap.
+    embedding_scale: factor of the embeddings.
     """
 
     shape: ModelShape

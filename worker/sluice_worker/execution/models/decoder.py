@@ -27,9 +27,9 @@ from .step import StepInput
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. The last two norms are of what attention and MLP give back; most have none.
+    """One layer. The last two norms apply to the outputs of attention and MLP; most have none.
 
-    `is_sliding`: it turns positions by the sliding layers' rope.
+    `is_sliding`: it uses the sliding layers' rope.
     """
 
     attention_norm: Norm
@@ -41,7 +41,7 @@ class Layer:
     mlp_out_norm: Norm | None
 
     def parts(self) -> LayerParts | None:
-        """What it is made of; None if of more, or other, than most layers are."""
+        """The layer's parts; None if it has more or other parts than most layers."""
         if not isinstance(self.mlp, GatedMlp) or self.attention_out_norm or self.mlp_out_norm:
             return None
         return LayerParts(
@@ -86,7 +86,7 @@ class Decoder:
 
     @property
     def in_a_row(self) -> bool:
-        """Whether layers are run in a row, in one scratch."""
+        """True if one call runs all layers, in one scratch."""
         return self._stack is not None
 
     def _read_head(self, read: ReadTensor) -> Projection:
@@ -102,8 +102,8 @@ class Decoder:
     def hidden(self, step: StepInput, caches: list[Tensor], wanted: Tensor | None = None) -> Tensor:
         """The last layer's output for the rows `wanted`, or of all tokens, [.., hidden_size].
 
-        caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place. Of
-        the last layer, other rows need their keys and values only.
+        caches: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], written in place. In
+        the last layer, other rows need only their keys and values.
         """
         residual = self.embedding[step.token_ids]  # [num_rows, hidden_size]
         if self._embedding_scale is not None:
@@ -133,18 +133,18 @@ class Decoder:
         return hidden[: len(step.slots)] if wanted is None else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What `hidden` [num_rows, hidden_size] predicts, float32 [num_rows, vocab_size]."""
+        """Logits of `hidden` [num_rows, hidden_size], float32 [num_rows, vocab_size]."""
         return self.bent(self.head(self.norm(hidden)))
 
     def bent(self, products: Tensor) -> Tensor:
-        """What the head made of rows, as `logits` has it; `products` may be overwritten."""
+        """The head's `products` as float32 with the soft cap applied; may overwrite `products`."""
         logits = products.float()
         softcap = self.config.logit_softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def _stack(layers: list[Layer], kernels: Kernels) -> LayerStack | None:
-    """All layers in a row, where these kernels can do that."""
+    """All layers as one stack, if these kernels can run it."""
     parts = [part for layer in layers if (part := layer.parts()) is not None]
     if len(parts) < len(layers) or not isinstance(kernels, RunsLayers):
         return None
@@ -171,7 +171,7 @@ def _read_layer(config: DecoderConfig, index: int, read: ReadTensor, kernels: Ke
 
 
 def _identity(tensor: Tensor) -> int:
-    """The same for tensors that share their memory; what oneDNN packed shares it with none."""
+    """Equal for tensors that share memory; a tensor packed by oneDNN shares with none."""
     return id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
 
 

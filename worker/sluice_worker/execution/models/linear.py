@@ -1,6 +1,6 @@
-"""A linear layer as it is read: parts that read the same input become one.
+"""A linear layer as it is read: parts with the same input become one.
 
-A step of a small model is mostly the calls themselves, so it should make few of them.
+A small model's step time is mostly the calls themselves, so it should make few calls.
 """
 
 from collections.abc import Callable, Sequence

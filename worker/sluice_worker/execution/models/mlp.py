@@ -27,7 +27,7 @@ class GatedMlp:
 class ExpertMlp:
     """A mixture of experts; gate_up, which comes gated, and down: one layer for each.
 
-    `shares_are_of_chosen`: the shares of the chosen experts add up to 1, not those of all.
+    `shares_are_of_chosen`: the chosen experts' shares sum to 1, not the shares of all experts.
     """
 
     router: Projection
@@ -82,7 +82,7 @@ def _read_experts(
         down.append(made(kernels, layer(expert, names.down, hidden, width)))
     router = read_linear(read, block + "gate", experts.count, hidden, False)
     return ExpertMlp(
-        # Its choices decide which weights are used at all: it stays as precise as it is.
+        # The router decides which weights are used, so it is not quantised.
         kernels.projection(router.weight, None, None, narrow=False),
         gate_up,
         down,

@@ -11,7 +11,7 @@ from .linear import ReadTensor
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """weight float32 [width]: so is the product with it, which is rounded once."""
+    """weight: float32 [width], so the product is float32 and rounded once."""
 
     weight: Tensor
     eps: float
@@ -23,7 +23,7 @@ class Norm:
 
 
 def read_norm_weight(config: DecoderConfig, read: ReadTensor, name: str, width: int) -> Tensor:
-    """What the norm multiplies by: Gemma's checkpoints hold how far that is from 1."""
+    """The norm's factors, float32 [width]. Gemma's checkpoints store them minus 1."""
     weight = read(f"{name}.weight", (width,)).float()
     return weight + 1 if config.shape.family.gemma else weight
 

@@ -17,7 +17,7 @@ class Rope:
     """Rotary positions of some layers.
 
     `kind`: default, linear, yarn, longrope or llama3; the fields of the others stay as they are.
-    `dims`: of a head that turn, the first ones. `magnitude`: what turned dimensions are scaled by.
+    `dims`: number of a head's first dimensions that rotate. `magnitude`: their scale.
     `factors`: longrope's divisors of the frequencies, one for each pair of dimensions.
     """
 
@@ -38,12 +38,12 @@ class Rope:
 def read_rope(
     config: Mapping[str, object], shape: ModelShape, max_model_len: int
 ) -> tuple[Rope, Rope]:
-    """Positions of layers that see everything and of sliding ones, mostly the same.
+    """The rope of full-attention layers and that of sliding ones, mostly the same.
 
     `max_model_len`: the longest sequence that will be served; longrope chooses its factors by it.
     """
-    # transformers 5 writes everything to `rope_parameters`; before, theta stood beside the scaling.
-    # Where both are told, as by who adds a scaling to a checkpoint, that of before replaces it.
+    # transformers 5 writes everything to `rope_parameters`; older versions had theta beside the
+    # scaling. If a user added the older scaling to a new checkpoint, it replaces the new one.
     scaling = _mapping(config.get("rope_scaling"), "rope_scaling")
     told = _mapping(config.get("rope_parameters"), "rope_parameters")
     if not shape.family.local_rope:
@@ -56,7 +56,7 @@ def read_rope(
     if set(told) - set(_LAYER_KINDS):
         raise UnsupportedModel("config.json: rope_parameters must name the kinds of layers.")
     parts = {kind: _mapping(told.get(kind), kind) for kind in _LAYER_KINDS}
-    # A scaling is put over the kind of before, so its older key `type` says nothing.
+    # The scaling is merged over the default's kind, so its older key `type` has no effect.
     plain = {} if told else {"rope_type": "default"}
     parts["full_attention"] = {**plain, **parts["full_attention"], **scaling}
     config = {**config, "original_max_position_embeddings": None}  # only that inside counts
@@ -136,7 +136,7 @@ def _told_positions(config: Mapping[str, object]) -> int:
 
 
 def _magnitude(kind: str, values: Mapping[str, object], factor: float, original: float) -> float:
-    """The scale of turned queries and keys (`attention_factor`), by the papers where not told."""
+    """The scale of rotated queries and keys (`attention_factor`); from the papers by default."""
     if kind not in ("yarn", "longrope"):
         return 1.0
     if values.get("attention_factor") is not None:
@@ -160,8 +160,8 @@ def _stretch(factor: float, scale: float) -> float:
 def _factors(values: Mapping[str, object], dims: int, is_long: bool) -> tuple[float, ...]:
     """One set for all sequences of a server, as vLLM does.
 
-    transformers changes the set, and computes the whole sequence again, when one outgrows the
-    original length. Here what is cached must not depend on what a sequence becomes.
+    transformers changes the set, and recomputes the whole sequence, when it outgrows the original
+    length. Here cached keys must not depend on a sequence's later length.
     """
     name = "long_factor" if is_long else "short_factor"
     factors = values.get(name)

@@ -1,7 +1,7 @@
 """Rotary positions as one complex product per layer.
 
-The rows of the query and key projections are reordered at load so that the two halves that a
-rotation mixes lie side by side; scores do not change, as queries and keys are reordered alike.
+At load the rows of the query and key projections are reordered: the two halves that a rotation
+mixes then lie side by side. Scores do not change, as queries and keys are reordered alike.
 """
 
 import math
@@ -15,7 +15,7 @@ from .rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Each [head_dim / 2] float32: how fast pairs of dimensions turn, and by what they stretch."""
+    """Each [head_dim / 2] float32: the frequency and the scale of each pair of dimensions."""
 
     frequencies: Tensor
     magnitudes: Tensor
@@ -27,7 +27,7 @@ class Rotary:
 
 
 def read_rotary(rope: Rope, head_dim: int, device: torch.device) -> Rotary:
-    """The tables of `rope`; dimensions behind `rope.dims` stand still."""
+    """The tables of `rope`; dimensions behind `rope.dims` do not rotate."""
     still = head_dim // 2 - rope.dims // 2
     magnitudes = torch.cat([torch.full((rope.dims // 2,), rope.magnitude), torch.ones(still)])
     turning = _inverse_frequencies(rope)
@@ -65,7 +65,7 @@ def _yarn(frequencies: Tensor, rope: Rope) -> Tensor:
     """Like llama3, but the blend is linear in the dimension (arXiv 2309.00071, section 3.2)."""
 
     def dimension(rotations: float) -> float:
-        """The dimension that turns so often within the original length."""
+        """The dimension that makes `rotations` rotations within the original length."""
         turns = rope.original_max_position / (rotations * 2 * math.pi)
         return rope.dims * math.log(turns) / (2 * math.log(rope.theta))
 
@@ -79,7 +79,7 @@ def _yarn(frequencies: Tensor, rope: Rope) -> Tensor:
 
 
 def interleave_halves(weight: Tensor, head_dim: int, dims: int) -> Tensor:
-    """Reorder the rows of each head so that, of the first `dims`, i is followed by i + dims / 2."""
+    """Reorder each head's first `dims` rows so that row i + dims / 2 follows row i."""
     rest = weight.shape[1:]
     heads = weight.view(-1, head_dim, *rest)
     halves = heads[:, :dims].reshape(-1, 2, dims // 2, *rest).transpose(1, 2)

@@ -9,8 +9,8 @@ from torch import Tensor
 class StepInput:
     """One mixed batch. All tensors but `sampled_rows` have one entry per token.
 
-    token_ids: some more where the kernels want more rows (`round_rows`); nobody reads those.
-    plan: what the model's own kernels made of the batch's spans.
+    token_ids: padded if the kernels want more rows (`round_rows`); results of padding are unused.
+    plan: the result of the kernels' `plan` for the batch's spans.
     """
 
     token_ids: Tensor
