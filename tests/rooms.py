@@ -13,7 +13,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 BUDGETS = {
@@ -95,14 +95,13 @@ def floors(pairs: set[tuple[str, str]]) -> int:
     below: dict[str, set[str]] = defaultdict(set)
     for upper, lower in pairs:
         below[upper].add(lower)
-
-    @cache
-    def height(room: str, above: frozenset[str] = frozenset()) -> int:
-        if room in above:
-            raise ValueError(f"{room} is in a circle with {', '.join(sorted(above))}")
-        return 1 + max((height(other, above | {room}) for other in below[room]), default=0)
-
-    return max((height(room) for room in list(below)), default=0)
+    heights: dict[str, int] = {}
+    try:
+        for room in TopologicalSorter(below).static_order():  # lower rooms first
+            heights[room] = 1 + max((heights[other] for other in below[room]), default=0)
+    except CycleError as e:
+        raise ValueError(f"a circle of imports: {' -> '.join(e.args[1])}") from e
+    return max(heights.values(), default=0)
 
 
 def long_functions(root: Path) -> list[str]:

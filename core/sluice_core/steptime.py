@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from .contract import StepModel
 from .latency import MIN_CHUNK_TOKENS, NO_LIMIT, Tail, chunk_limit
 
+REFIT_S = 1.0
+"""Seconds from one fit of the model to the next."""
 MAX_AGE_S = 120.0
 BUCKET_RECORDS = 64
 ANCHOR_WEIGHT = 0.02

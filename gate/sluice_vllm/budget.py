@@ -6,10 +6,8 @@ inter-token target, but always a smallest chunk, so that it ends.
 
 from sluice_core.contract import StepModel
 from sluice_core.latency import MIN_CHUNK_TOKENS
-from sluice_core.steptime import MIN_JUDGED, StepRecord, StepTimes
+from sluice_core.steptime import MIN_JUDGED, REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import EngineLimits
-
-REFIT_S = 1.0
 
 
 class Budget:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.model.sizing import blocks_for
-from sluice_core.steptime import StepRecord
+from sluice_core.steptime import REFIT_S, StepRecord
 from sluice_core.wire import (
     TOKEN_BYTES,
     EngineLimits,
@@ -39,7 +39,6 @@ from .profile import profile, profile_records
 from .recording import Recording, Totals
 from .trace import Request
 
-REFIT_S = 1.0
 BEAT_S = 0.1
 """Seconds between two searches of the worker for hopeless requests."""
 FIRST_SHARED = 1 << 30

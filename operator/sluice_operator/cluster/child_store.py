@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..spec.service import MAX_REPLICAS
-from .observed import Object, controller_of, essence_of, version
+from .observed import Object, controller_of, essence_of, uid_of, version
 
 Key = tuple[str, str]
 """Namespace and name of an object."""
@@ -63,13 +63,13 @@ class ChildStore:
             return self._show_pod(key, children, body)
         if children is None:
             return set()
-        if _uid(children.lost.get(kind)) == _uid(body):  # its label was removed and restored
+        if uid_of(children.lost.get(kind)) == uid_of(body):  # its label was removed and restored
             del children.lost[kind]
         self.keep(key, kind, body)
         return {key}
 
     def _show_pod(self, key: Key, children: _Children | None, body: Object) -> set[Key]:
-        uid = _uid(body)
+        uid = uid_of(body)
         former = self._key_of.get(uid, key)
         if former != key:  # its label was edited
             self.lose_pod(uid)
@@ -82,7 +82,7 @@ class ChildStore:
     def keep(self, key: Key, kind: str, body: Object) -> None:
         """Keep a child from a read or our own write; the watch may have shown it gone since."""
         children = self._of[key]
-        if _uid(children.lost.get(kind)) != _uid(body):
+        if uid_of(children.lost.get(kind)) != uid_of(body):
             children.named[kind] = _newer(children.named.get(kind), body)
 
     def drop(self, key: Key, kind: str) -> None:
@@ -91,7 +91,7 @@ class ChildStore:
 
     def lose(self, key: Key, kind: str, body: Object) -> set[Key]:
         """A child is gone, at least from the watch. Returns the keys that have changed."""
-        uid = _uid(body)
+        uid = uid_of(body)
         if kind == "Pod":
             key = self._key_of.get(uid, key)
             self.lose_pod(uid)
@@ -100,7 +100,7 @@ class ChildStore:
             return set()
         if kind != "Pod":
             children.lost[kind] = body
-            if _uid(children.named.get(kind)) == uid:
+            if uid_of(children.named.get(kind)) == uid:
                 del children.named[kind]
         return {key}
 
@@ -112,7 +112,3 @@ class ChildStore:
 
 def _newer(before: Object | None, body: Object) -> Object:
     return before if before and version(before) > version(body) else body
-
-
-def _uid(body: Object | None) -> str:
-    return str(body["metadata"]["uid"]) if body else ""

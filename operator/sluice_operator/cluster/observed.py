@@ -175,6 +175,11 @@ def version(thing: Object) -> int:
     return int(thing.get("metadata", {}).get("resourceVersion", 0))
 
 
+def uid_of(body: Object | None) -> str:
+    """The object's uid; empty without an object."""
+    return str(body["metadata"]["uid"]) if body else ""
+
+
 def controller_of(body: Object) -> str | None:
     """uid of the object that a child is of; None if its owner references name none."""
     owners = body["metadata"].get("ownerReferences") or ()

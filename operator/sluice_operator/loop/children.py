@@ -10,7 +10,7 @@ from ..children import drift, manifests
 from ..children.admin_token import token_of
 from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import Cluster, ClusterError, Ref, ref_of
-from ..cluster.observed import Object
+from ..cluster.observed import Object, uid_of
 from ..spec.service import InferenceService
 
 _log = logging.getLogger(__name__)
@@ -127,14 +127,14 @@ class Children:
         now_s = time.monotonic()
         if now_s - self._swept_s < _SWEEP_RESYNCS * self._resync_s:
             return False
-        pods = {_uid(body) for body in self._store.pods(self._key)}  # later ones the watch tells
+        pods = {uid_of(body) for body in self._store.pods(self._key)}  # later ones the watch tells
         there = await self._cluster.uids(Ref("Pod", service.namespace), self.pods_label)
         for uid in pods - there:
             self._store.lose_pod(uid)
         for ref in _refs(service, manifests.WATCHED):
             if known := self._store.child(self._key, ref.kind):
                 live = await self._cluster.get(ref)
-                if _uid(known) != _uid(live) or not (live and _is_watched(live)):
+                if uid_of(known) != uid_of(live) or not (live and _is_watched(live)):
                     self._store.lose(self._key, ref.kind, known)
         self._swept_s = now_s
         return True
@@ -193,7 +193,3 @@ def _is_watched(live: Object) -> bool:
     """True if the watch shows it: somebody may have removed its label."""
     labels = live["metadata"].get("labels") or {}
     return labels.get(manifests.MANAGED_BY_LABEL) == manifests.MANAGED_BY
-
-
-def _uid(child: Object | None) -> str:
-    return str(child["metadata"]["uid"]) if child else ""

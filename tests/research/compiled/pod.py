@@ -13,7 +13,7 @@ import numpy as np
 from research.compiled import layout
 from research.compiled.library import library
 from sluice.simulate.params import Params
-from sluice.simulate.pod import REFIT_S, Outcome, SimulatedPod
+from sluice.simulate.pod import Outcome, SimulatedPod
 from sluice.simulate.recording import Recording, Totals
 from sluice.simulate.trace import Request
 from sluice_core import ordering, steptime
@@ -33,7 +33,7 @@ from sluice_core.contract import (
 )
 from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
 from sluice_core.sketch import SMALLEST_MS
-from sluice_core.steptime import StepTimes
+from sluice_core.steptime import REFIT_S, StepTimes
 from sluice_core.wire import Snapshot
 from sluice_worker.scheduling import running
 

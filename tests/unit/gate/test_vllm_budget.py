@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 from sluice_core.latency import MIN_CHUNK_TOKENS
-from sluice_core.steptime import StepRecord
+from sluice_core.steptime import REFIT_S, StepRecord
 from sluice_core.wire import EngineLimits
-from sluice_vllm.budget import REFIT_S, Budget
+from sluice_vllm.budget import Budget
 
 MS, MS_PER_DECODE, MS_PER_TOKEN = 10.0, 0.5, 0.4
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sluice_core.contract import StepModel
-from sluice_core.steptime import StepRecord, StepTimes
+from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import (
     Abort,
     EngineLimits,
@@ -25,7 +25,6 @@ from ..scheduling.sequence import Sequence
 from ..scheduling.speculation import few_decodes
 from ..scheduling.step import Outcome, Step
 
-REFIT_S = 1.0
 UNLEARNT_S = 60.0
 """Seconds without other steps after which the model also learns from steps that score prompts."""
 TOUCH_REST = 9.0
