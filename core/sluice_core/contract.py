@@ -18,6 +18,10 @@ Overload = Literal["Queue", "Shed"]
 SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
 """The order of waiting requests, see `ordering`."""
 
+CapIs = Literal["live", "gate"]
+GapsFrom = Literal["tokens", "chunks", "engine"]
+ChunkIs = Literal["live", "fixed"]
+
 
 def policy_in_force(asked: SchedulingPolicy | None, ttft_ms: float | None) -> SchedulingPolicy:
     """The policy that was asked for; None: by deadline where there is a first-token target."""
@@ -102,7 +106,12 @@ class Hung(Struct, frozen=True):
 
 
 class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
-    """The whole effective configuration: answer of GET and PATCH /v1/runtime_config."""
+    """The whole effective configuration: answer of GET and PATCH /v1/runtime_config.
+
+    `cap_is`: gate if the cap is held before an engine that runs more. `gaps_from`: what the
+    inter-token gaps are measured on. `chunk_is`: fixed if the engine's prefill chunks,
+    `max_num_batched_tokens`, do not follow the targets.
+    """
 
     epoch: Count
     max_num_seqs: Positive
@@ -115,6 +124,9 @@ class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
     boot_id: BootId
     hung: Hung | None = None
     scheduling_policy: SchedulingPolicy = "fcfs"
+    cap_is: CapIs = "live"
+    gaps_from: GapsFrom = "tokens"
+    chunk_is: ChunkIs = "live"
 
 
 class Causes(Struct, frozen=True):
@@ -155,6 +167,8 @@ class TokenGaps(Struct, frozen=True):
 
     `n_at_cap` and `over_at_cap` count only gaps of steps at the cap (`AT_CAP_SHARE`).
     `over_after_over`: gaps over target that directly follow one over target in the same request.
+    `n_in_prefill` and `over_in_prefill`: gaps in which another request's prompt was computed, from
+    its admission to its first token; only a gate counts them.
     """
 
     n: Count = 0
@@ -163,6 +177,8 @@ class TokenGaps(Struct, frozen=True):
     n_at_cap: Count = 0
     over_at_cap: Count = 0
     sketch: Sketch = {}
+    n_in_prefill: Count = 0
+    over_in_prefill: Count = 0
 
 
 class Requests(Struct, frozen=True):
