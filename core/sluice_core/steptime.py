@@ -95,7 +95,7 @@ class StepTimes:
         self._interference: _Interference | None = None
         self._throttled_at = -np.inf
         self._is_fitted = False
-        self._known = 0
+        self._known, self._longest = 0, MIN_CHUNK_TOKENS
         self.model: StepModel | None = None
         self.tail = Tail()
         self.slowdown = 1.0
@@ -168,7 +168,19 @@ class StepTimes:
         if self.model is None:
             return NO_LIMIT
         limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
-        return chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
+        limit = chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
+        return limit if limit >= MIN_CHUNK_TOKENS else max(limit, self._worthwhile)
+
+    @property
+    def _worthwhile(self) -> int:
+        """Tokens that take as long as a chunk costs by itself, but at most twice what was measured.
+
+        No chunk may keep the target. Then few long ones break it less often than many short ones.
+        """
+        if self.model is None or not self.tail.chunk_ms:
+            return 0
+        per_token_ms = max(self.model.d, 1e-6)
+        return min(int(self.tail.chunk_ms / per_token_ms), 2 * self._longest)
 
     def price_s(self, itl_ms: float | None, most: int, decodes: int, kv_tokens: int) -> float:
         """Seconds that a prefill token takes beside `decodes` in chunks of up to `most`; 0 without
@@ -203,6 +215,7 @@ class StepTimes:
             self._fit(self._of_now(recent, now))
             self._is_fitted = len(recent) >= MIN_JUDGED
             self._known = _most(int(np.sort(_sizes(recent))[-KNOWN_STEPS:][0]))
+            self._longest = max(int(recent[:, PREFILL].max()), MIN_CHUNK_TOKENS)
         return self.model
 
     def _of_now(self, recent: Matrix, now: float) -> Matrix:
