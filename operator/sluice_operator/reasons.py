@@ -109,8 +109,8 @@ class Reason(StrEnum):
     )
     PREFILL_INTERFERENCE = (
         "PrefillInterference",
-        "Gaps are over target only beside another request's prompt, which no cap mends: the message "
-        "has the token budget to set.",
+        "Gaps are over target only beside another request's prompt, which no cap mends: the "
+        "message has the token budget to set.",
     )
     PREFILL_EXCEEDS_TARGET = (
         "PrefillExceedsTarget",

@@ -35,7 +35,7 @@ from sluice_worker.scheduling.step import Step
 
 from .noise import Noise
 from .params import Params
-from .profile import profile, profile_records
+from .profile import first_cap, profile, profile_records
 from .recording import Recording, Totals
 from .trace import Request
 
@@ -118,6 +118,11 @@ class SimulatedPod:
             self.epoch, self.cap, self.params.max_num_batched_tokens, self.slo.itl_ms,
             self.slo.ttft_ms, self.params.order,
         )  # fmt: skip
+
+    @staticmethod
+    def starts_at(params: Params, slo: Slo, seed: int) -> int:
+        """The cap that a pod of this kind begins with."""
+        return first_cap(profile(profile_records(params, seed)), slo, params.ceiling)
 
     @property
     def is_idle(self) -> bool:

@@ -10,7 +10,6 @@ from sluice_operator.tuner import Targets
 
 from .params import Params
 from .pod import SimulatedPod
-from .profile import first_cap, profile, profile_records
 from .recording import Totals
 from .trace import Request
 
@@ -43,8 +42,7 @@ class World:
         self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
         self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
         self.now, self.epoch = 0.0, 1
-        first = profile(profile_records(params, seed))
-        self.cap = policy.first_cap or first_cap(first, self.slo, params.ceiling)
+        self.cap = policy.first_cap or pod_type.starts_at(params, self.slo, seed)
         self.first_cap = self.cap
         self.cap_changes: list[tuple[float, int]] = []
         self.replica_changes: list[tuple[float, int]] = []

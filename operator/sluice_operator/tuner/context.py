@@ -37,10 +37,10 @@ class Context:
     `pods`: heard and not noisy. `acked`: those of them that run this epoch. `epoch`: their ticks
     that are evidence. `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
     step holds the inter-token target, at most the ceiling; None without a model or a target.
-    `fixed_chunk`: None if prefill chunks
-    follow the target. `calibration`: measured over predicted speed of full pods, 1 if unknown. `late_in_queue`: the
-    target that breaks in the queue: the first token, or the end while some wait. `cause`: what most
-    of the late waited for, `none` if the newest were not late.
+    `fixed_chunk`: None if prefill chunks follow the target. `calibration`: measured over predicted
+    speed of full pods, 1 if unknown. `late_in_queue`: the target that breaks in the queue: the
+    first token, or the end while some wait. `cause`: what most of the late waited for, `none` if
+    the newest were not late.
     """
 
     past: Past

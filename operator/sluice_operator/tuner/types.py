@@ -262,8 +262,8 @@ class Decision:
     `cap_move`, `replicas_move`: the moves of the control law, in every mode. `desired_replicas`:
     the number that the demand alone needs. `cap_reason`, `replicas_reason`: empty when that side
     holds. `proposed_chunk`: the token budget of a step that the target allows, None if it is
-    unknown or follows the target. `effective_batch`: mean decodes in a step. `limited_by`: why the cap cannot grow, None
-    without a reason.
+    unknown or follows the target. `effective_batch`: mean decodes in a step. `limited_by`: why the
+    cap cannot grow, None without a reason.
     """
 
     cap: int

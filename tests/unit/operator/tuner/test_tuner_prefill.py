@@ -19,7 +19,7 @@ ROLLED = ChunkLimits(may_roll=True, key="m")
 
 
 def met_prompts(n: int = 300, over: int = 60, outside: int = 0) -> TokenGaps:
-    """1,000 gaps at the cap: `over` of `n` beside a prompt, and `outside` of the others, are late."""
+    """1,000 gaps at the cap: late are `over` of `n` beside a prompt, and `outside` of the others."""
     late_ones = over + outside
     usual = gaps(1000, late_ones)
     return replace_gaps(usual, n_in_prefill=n, over_in_prefill=over)
