@@ -9,6 +9,7 @@ from typing import Any
 
 COMMANDS = {
     "bench": "Send one running server the same bursts at several caps, and say what each brings.",
+    "gate": "Stand before an engine that runs already: a live cap, a queue, evidence and metrics.",
     "load": "Send an OpenAI endpoint closed- or open-loop load or bursts; one JSON object a line.",
     "report": "Say what one service promised, held and cost, and what would help.",
     "serve": "Serve one model on this machine, without Kubernetes.",
@@ -23,6 +24,10 @@ EXIT_SIGPIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run its command; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == [
+        "gate"
+    ]:  # all flags are sluice-gate's, and argparse would look for its own
+        return int(_imported("gate").main(arguments[1:]))
     chosen = next((a for a in arguments if a in COMMANDS), "")
     program = f"sluice {chosen}".rstrip()
     try:
@@ -54,7 +59,7 @@ def _run(arguments: list[str], chosen: str) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, formatter_class=_Help)
-        if name == chosen:
+        if name == chosen != "gate":
             _imported(name).add_arguments(command)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:

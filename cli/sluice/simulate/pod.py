@@ -28,7 +28,7 @@ from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
-from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.scheduler import ChunkLimit, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
@@ -87,7 +87,7 @@ class SimulatedPod:
         self.noise = Noise(params, seed)
         self.profiled = profile_records(params, seed)
         self.times = profile(self.profiled)
-        self._chunk_limit = partial(self.times.chunk_limit, slo.itl_ms)
+        self._chunk_limit: ChunkLimit = partial(self.times.chunk_limit, slo.itl_ms)
         self._price_s = partial(self.times.price_s, slo.itl_ms, params.max_num_batched_tokens)
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.terminating = False

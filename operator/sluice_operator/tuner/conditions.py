@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from ..reasons import Reason
 from . import constants as k
+from .capacity import proposed_chunk, running_budget
 from .caps import Bound, blocked_from, sequences_in_time
-from .chunk import proposed_chunk, running_budget
 from .context import Context, effective_cap
 from .demand import Demand
 from .types import Condition, LimitedBy, Move

@@ -6,9 +6,8 @@ import msgspec
 from sluice_core.contract import Tick
 
 from ..reasons import Reason
-from .capacity import read_load, remember_load
+from .capacity import next_budget, proposed_chunk, read_load, remember_load
 from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
-from .chunk import next_budget, proposed_chunk
 from .conditions import feasible, limited_by, metrics_available, slo_met, told
 from .context import Context, build_case
 from .demand import Demand

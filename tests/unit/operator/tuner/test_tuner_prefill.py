@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluice_core.contract import StepModel, TokenGaps, Waiting
 from sluice_core.latency import StepLaw
 from sluice_operator.tuner import CapLimits, ChunkBudget, ChunkLimits, Decision, Past, decide
-from sluice_operator.tuner.chunk import allowed_chunk
+from sluice_operator.tuner.model import allowed_chunk
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
 MODEL = StepModel(10.0, 1.0, 0.0, 0.1, 1000, 1.05)
@@ -19,7 +19,7 @@ ROLLED = ChunkLimits(may_roll=True, key="m")
 
 
 def met_prompts(n: int = 300, over: int = 60, outside: int = 0) -> TokenGaps:
-    """1,000 gaps at the cap: late are `over` of `n` beside a prompt, and `outside` of the others."""
+    """1,000 gaps at the cap; late are `over` of `n` beside prompts, and `outside` of the rest."""
     late_ones = over + outside
     usual = gaps(1000, late_ones)
     return replace_gaps(usual, n_in_prefill=n, over_in_prefill=over)
