@@ -24,10 +24,6 @@ EXIT_SIGPIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run its command; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == [
-        "gate"
-    ]:  # all flags are sluice-gate's, and argparse would look for its own
-        return int(_imported("gate").main(arguments[1:]))
     chosen = next((a for a in arguments if a in COMMANDS), "")
     program = f"sluice {chosen}".rstrip()
     try:
@@ -59,9 +55,11 @@ def _run(arguments: list[str], chosen: str) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, formatter_class=_Help)
-        if name == chosen != "gate":
+        if name == chosen:
             _imported(name).add_arguments(command)
     args, unknown = parser.parse_known_args(arguments)
+    if args.command == "gate":
+        args.flags, unknown = unknown, []
     if unknown:
         order = "; flags go after MODEL" if args.command == "serve" else ""
         told = f"unrecognized arguments: {' '.join(unknown)}{order}"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sluice import foreign, gate
+from sluice import foreign
 from sluice.__main__ import main
 from sluice.engines import ENGINES, Start
 
@@ -63,7 +63,7 @@ def test_what_vllm_imports_of_ours_is_two_packages_and_no_more(tmp_path: Path) -
 
 def test_all_flags_of_sluice_gate_are_the_gates_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
-    flags = ["--upstream", "http://127.0.0.1:8100", "--help", "--slo-itl-ms=50"]
+    flags = ["--upstream", "http://127.0.0.1:8100", "--slo-itl-ms=50"]
 
     def become(program: str, line: list[str]) -> None:
         ran.append(line)
