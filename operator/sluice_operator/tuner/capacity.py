@@ -7,7 +7,7 @@ Some engines fix the token budget of a step at their start, so a new one restart
 first is taken as soon as it is known, a better one at most once a day.
 """
 
-from math import ceil, inf
+from math import ceil
 
 from sluice_core.contract import TICK_SECONDS
 from sluice_core.latency import StepTime
@@ -185,21 +185,33 @@ def proposed_chunk(context: Context) -> int | None:
 
 
 def next_budget(context: Context) -> ChunkBudget | None:
-    """The budget for the pods' engines, from the kept one and what the model allows now. None while
-    the engines' own one will do, and for another model, device or target than it was kept for."""
+    """The budget for the pods' engines: the kept one, or a better one that the model allows now.
+    None while their own will do. It is kept for one model, device, target and limits."""
     seen, known = context.seen, context.past.chunk_budget
     limits = seen.limits.chunk
     if limits is None:
         return None
     key = f"{limits.key}|{seen.targets.itl_ms}"
-    known = known if known is not None and known.key == key else None
+    if known is not None and (known.key != key or not limits.least <= known.tokens <= limits.most):
+        known = None
     allowed = proposed_chunk(context) if context.fixed_chunk else None
     if allowed is None or not limits.may_roll or seen.targets.mode == "Advisory":
         return known
-    tokens, time_s = (known.tokens, known.time_s) if known else (running_budget(context), -inf)
+    tokens = known.tokens if known else running_budget(context)
     small, large = sorted((tokens, allowed))
-    is_better = large >= k.CHUNK_DIFFERS * small and seen.now - time_s >= k.CHUNK_KEPT_S
-    return ChunkBudget(allowed, seen.now, key) if is_better else known
+    if large < k.CHUNK_DIFFERS * small or known and not _may_replace(known, allowed, context):
+        return known
+    return ChunkBudget(allowed, seen.now, key)
+
+
+def _may_replace(known: ChunkBudget, allowed: int, context: Context) -> bool:
+    """True if a day has passed, and the targets ask for it: gaps for a smaller budget, first tokens
+    for a larger one."""
+    if context.seen.now - known.time_s < k.CHUNK_KEPT_S:
+        return False
+    if allowed < known.tokens:
+        return context.verdicts["interTokenLatency"].in_prefill
+    return context.late_in_queue == "timeToFirstToken" and context.cause == "prefill"
 
 
 def running_budget(context: Context) -> int:

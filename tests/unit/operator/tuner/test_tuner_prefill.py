@@ -113,20 +113,29 @@ def test_an_allowed_chunk_holds_the_target_or_is_the_least(
     assert fewer <= tokens
 
 
-def test_the_first_budget_is_taken_at_once_and_a_better_one_after_a_day() -> None:
+def test_the_first_budget_is_taken_at_once_and_a_needed_one_after_a_day() -> None:
     limits = replace(LIMITS, chunk=ROLLED)
-    past, decision = decided(met_prompts(), MODEL, limits=limits)
+    past, decision = decided(gaps(1000, 0), MODEL, limits=limits)
     assert past.chunk_budget == ChunkBudget(192, 60.0, "m|50")
     assert decision.proposed_chunk == 192
-    faster = StepModel(10.0, 1.0, 0.0, 0.05, 1000, 1.05)
-    for now, tokens in ((DAY_S, 192), (DAY_S + 60, 384)):
-        later, _ = decided(met_prompts(), faster, past=past, limits=limits, now=now)
+    faster, slower = (StepModel(10.0, 1.0, 0.0, d, 1000, 1.05) for d in (0.05, 0.2))
+    prompts_late = late(10, 10, "prefill")
+    for now, model, ttft, itl, tokens in (
+        (DAY_S, faster, prompts_late, met_prompts(), 192),
+        (DAY_S + 60, faster, prompts_late, met_prompts(), 384),
+        (DAY_S + 60, faster, late(10, 0), met_prompts(), 192),
+        (DAY_S, slower, late(10, 0), met_prompts(), 192),
+        (DAY_S + 60, slower, late(10, 0), met_prompts(), 96),
+        (DAY_S + 60, slower, late(10, 0), gaps(1000, 0), 192),
+    ):
+        later, _ = decided(itl, model, past=past, limits=limits, now=now, ttft=ttft)
         assert later.chunk_budget is not None
         assert later.chunk_budget.tokens == tokens
     unheard, _ = decided(met_prompts(), None, past=past, limits=limits, now=2 * DAY_S)
     assert unheard.chunk_budget == past.chunk_budget, "kept without a model"
-    other = replace(limits, chunk=replace(ROLLED, key="other"))
-    assert decided(met_prompts(), None, past=past, limits=other)[0].chunk_budget is None
+    for chunk in (replace(ROLLED, key="other"), replace(ROLLED, least=256)):
+        other = replace(limits, chunk=chunk)
+        assert decided(met_prompts(), None, past=past, limits=other)[0].chunk_budget is None
 
 
 def test_a_budget_is_only_proposed_where_pods_may_not_roll_or_it_is_hardly_better() -> None:
