@@ -96,7 +96,7 @@ async def _serve(
     def leave() -> None:
         if told.is_set():
             for process in running:
-                _signal(process, signal.SIGKILL)
+                _kill(process)
         told.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -106,7 +106,7 @@ async def _serve(
             theirs = environ if words is line else None
             running.append(await _spawn(words, theirs))
         door, engine = running
-        pulling = asyncio.create_task(_pull(line[0], environ, port, pulled))
+        pulling = asyncio.create_task(_pull(engine, line[0], environ, port, pulled))
         waits = [asyncio.create_task(each) for each in (told.wait(), door.wait(), engine.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in (pulling, *waits):
@@ -117,12 +117,13 @@ async def _serve(
         return 0 if told.is_set() else door.returncode or 0
     finally:
         for process in running:
-            _signal(process, signal.SIGTERM)
+            if process.returncode is None:
+                process.terminate()
             try:
                 limit_s = None if process is running[0] else LEAVES_S
                 await asyncio.wait_for(process.wait(), limit_s)
             except TimeoutError:
-                _signal(process, signal.SIGKILL)
+                _kill(process)
                 await process.wait()
 
 
@@ -130,14 +131,16 @@ async def _spawn(words: list[str], environ: Mapping[str, str] | None) -> Process
     return await asyncio.create_subprocess_exec(*words, env=environ, start_new_session=True)
 
 
-def _signal(process: Process, number: int) -> None:
-    """To it and its children."""
+def _kill(process: Process) -> None:
+    """With its children."""
     if process.returncode is None:
-        os.killpg(process.pid, number)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _pull(program: str, environ: Mapping[str, str], port: int, model: str) -> None:
-    """Have Ollama fetch a model that it does not hold yet."""
+async def _pull(
+    engine: Process, program: str, environ: Mapping[str, str], port: int, model: str
+) -> None:
+    """Have Ollama fetch a model that it does not hold yet; end it if it cannot."""
     if not model:
         return
     url = f"http://127.0.0.1:{port}/api/show"
@@ -149,5 +152,5 @@ async def _pull(program: str, environ: Mapping[str, str], port: int, model: str)
                 break
             except aiohttp.ClientError:  # it starts
                 await asyncio.sleep(ASK_AGAIN_S)
-    if not is_there:
-        await (await _spawn([program, "pull", model], environ)).wait()
+    if not is_there and await (await _spawn([program, "pull", model], environ)).wait():
+        engine.terminate()
