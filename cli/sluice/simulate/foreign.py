@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from msgspec import structs
-from sluice_core.contract import Slo, StepModel
+from sluice_core.contract import StepModel
 from sluice_core.latency import NO_LIMIT
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_frontend.evidence.open_tick import OpenGaps
@@ -15,7 +15,6 @@ from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
 
-from .params import Params
 from .pod import SimulatedPod
 
 
@@ -30,6 +29,7 @@ class GateGaps(OpenGaps):
 class ForeignPod(SimulatedPod):
     """A gate before an engine whose token budget is `params.max_num_batched_tokens`."""
 
+    is_profiled = False
     _prompt_ended_s = -1.0
 
     def _prepare(self, start_s: float) -> None:
@@ -38,11 +38,6 @@ class ForeignPod(SimulatedPod):
         self.recorder.engine.step_model = None
         self._chunk_limit = _no_limit
         self._price_s = partial(self.times.price_s, None, self.params.max_num_batched_tokens)
-
-    @staticmethod
-    def starts_at(params: Params, slo: Slo, seed: int) -> int:
-        """The ceiling: nothing was profiled."""
-        return params.ceiling
 
     def view(self, now_s: float) -> PodView:
         seen = super().view(now_s)

@@ -8,7 +8,7 @@ step takes the time that the service's parameters and their noise give.
 from collections import deque
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.model.sizing import blocks_for
@@ -35,7 +35,7 @@ from sluice_worker.scheduling.step import Step
 
 from .noise import Noise
 from .params import Params
-from .profile import first_cap, profile, profile_records
+from .profile import profile, profile_records
 from .recording import Recording, Totals
 from .trace import Request
 
@@ -67,7 +67,10 @@ class UnderWay(NamedTuple):
 
 
 class SimulatedPod:
-    """A worker, step by step. `run` makes time pass, `patch` changes its cap."""
+    """A worker, step by step. `run` makes time pass, `patch` changes its cap. `is_profiled`: its
+    start-up profile predicts the first cap; else that is the ceiling."""
+
+    is_profiled: ClassVar[bool] = True
 
     _recording: type[Recording] = Recording
     num_refused = 0
@@ -118,11 +121,6 @@ class SimulatedPod:
             self.epoch, self.cap, self.params.max_num_batched_tokens, self.slo.itl_ms,
             self.slo.ttft_ms, self.params.order,
         )  # fmt: skip
-
-    @staticmethod
-    def starts_at(params: Params, slo: Slo, seed: int) -> int:
-        """The cap that a pod of this kind begins with."""
-        return first_cap(profile(profile_records(params, seed)), slo, params.ceiling)
 
     @property
     def is_idle(self) -> bool:
