@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from bench.peers.checkpoint import CACHE
 from bench.peers.install import CannotInstall, install
+from bench.peers.processes import unwind_on_sigterm
 from bench.peers.versions import version_of
 from engines.launchers import KINDS
 from engines.table import Line, Results, merged, section
@@ -41,7 +42,6 @@ class Lines:
             return
         reason = "" if report.passed else _last(report.longreprtext or str(report.longrepr))
         self.lines[name] = Line(report.outcome, reason, dict(report.user_properties))
-        print(f"  {report.outcome:7} {report.duration:6.1f} s  {name}", flush=True)
 
 
 def _last(text: str) -> str:
@@ -64,10 +64,7 @@ def tried(name: str) -> Results:
         return Results(**about, left_out=str(error), lines={})
     os.environ["SLUICE_ENGINES"] = name
     lines = Lines()
-    pytest.main(
-        ["-q", "--no-header", "--no-summary", "--tb=short", "-p", "no:terminal", str(SUITE)],
-        [lines],
-    )
+    pytest.main(["-v", "--no-header", "--tb=short", str(SUITE)], [lines])
     return Results(**about, left_out="", lines=lines.lines)
 
 
@@ -76,8 +73,11 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="make engines", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("engines", nargs="*", choices=[[], *KINDS], help="default: all")
+    parser.add_argument("engines", nargs="*", help=f"of {', '.join(KINDS)}; default: all")
     asked = parser.parse_args(argv).engines or list(KINDS)
+    if unknown := [name for name in asked if name not in KINDS]:
+        parser.error(f"{', '.join(unknown)} is none of {', '.join(KINDS)}")
+    unwind_on_sigterm()
     status = 0
     for name in asked:
         results = tried(name)

@@ -29,5 +29,6 @@ def engine(
 
 
 @pytest.fixture(scope="module")
-def rig(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    return Rig(engine, tmp_path_factory.mktemp("gates"))
+def rig(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig(engine, tmp_path_factory.mktemp("gates")) as rig:
+        yield rig
