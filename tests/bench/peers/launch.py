@@ -184,7 +184,7 @@ class Peers:
             model = gguf(site, model)
         port = free_port()
         arguments = [a.format(model=model, port=port) for a in launch.arguments]
-        environ = inherited(os.environ, site) | dict(launch.environ) | _environ_of(site)
+        environ = inherited(os.environ, site) | dict(launch.environ) | environ_of(site)
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{launch.variant.name}-{launch.model}.log"
         is_library = launch.variant.family == "batch"
@@ -228,7 +228,7 @@ def inherited(environ: Mapping[str, str], site: Site | None) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(left_out)}
 
 
-def _environ_of(site: Site | None) -> dict[str, str]:
+def environ_of(site: Site | None) -> dict[str, str]:
     """What vLLM's documentation asks to preload, and where it keeps what it compiles."""
     if site is None or site.name != "vllm":
         return {}

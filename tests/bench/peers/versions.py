@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.peers.install import LLAMA_ARCHIVE, LOCKS, VLLM_WHEEL
+from bench.peers.install import LLAMA_ARCHIVE, LOCKS, OLLAMA_MODULE, VLLM_WHEEL
 from bench.peers.variants import Variant
 
 
@@ -25,14 +25,22 @@ def _sluice() -> str:
     return f"commit {commit or 'unknown'}, torch=={version('torch')}"
 
 
+def version_of(site: str) -> str:
+    """A site's program, or our own."""
+    match site:
+        case "vllm":
+            return f"{VLLM_WHEEL}, {pinned('vllm', 'torch')}"
+        case "transformers":
+            return f"{pinned(site, 'transformers')}, {pinned(site, 'torch')}"
+        case "llama.cpp":
+            return f"of {LLAMA_ARCHIVE}"
+        case "ollama":
+            return OLLAMA_MODULE
+        case _:
+            return _sluice()
+
+
 def versions(variants: Sequence[Variant]) -> dict[str, str]:
-    """What each of the variants' programs is, by its site."""
-    known = {
-        "sluice": _sluice(),
-        "vllm": f"{VLLM_WHEEL}, {pinned('vllm', 'torch')}",
-        "transformers": f"{pinned('transformers', 'transformers')}, "
-        f"{pinned('transformers', 'torch')}",
-        "llama.cpp": f"of {LLAMA_ARCHIVE}",
-    }
+    """The versions of the variants' programs, by site."""
     sites = dict.fromkeys(variant.site or "sluice" for variant in variants)
-    return {site: known[site] for site in sites}
+    return {site: version_of(site) for site in sites}
