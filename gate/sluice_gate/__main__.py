@@ -2,24 +2,29 @@
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sluice_frontend.process.command import run
+from sluice_frontend.process import command
+
+if TYPE_CHECKING:
+    from .config import GateConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a gate until it is told to leave. Exit status 0, 1 (failed), 2 (cannot start)."""
+    """Run a gate until it is told to leave; see `command.run`."""
+    return command.run("sluice-gate", sys.argv[1:] if argv is None else argv, _parse, _serve)
 
-    def parse(arguments: Sequence[str]) -> object:
-        from .config import parse
 
-        return parse(arguments)
+def _parse(argv: Sequence[str]) -> "GateConfig":
+    from .config import parse  # slow: signals are handled before
 
-    def serve(config: object) -> object:
-        from .run import serve
+    return parse(argv)
 
-        return serve(config)  # type: ignore[arg-type]
 
-    return run("sluice-gate", sys.argv[1:] if argv is None else argv, parse, serve)
+async def _serve(config: "GateConfig") -> None:
+    from .run import serve
+
+    await serve(config)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,7 +26,7 @@ EACH_SHARE = 0.05
 
 
 class GateBackend:
-    """A `Backend` of the frontend. Its sequences are those of open flights, by their timers' ids."""
+    """A `Backend` of the frontend: open flights, by the ids of their sequences."""
 
     def __init__(self, limits: EngineLimits, ledger: Callable[[], Ledger]) -> None:
         """`ledger`: known once the runtime is there, which needs this object first."""
@@ -36,6 +37,7 @@ class GateBackend:
         self.load = EngineLoad()
         self.num_chunks = 0
         self._num_seen = self._num_told = 0
+        self._busy_since_s = math.inf
         self.on_limits: list[Callable[[EngineLimits], None]] = []
         self._ledger = ledger
         self._flights: dict[str, Flight] = {}
@@ -56,7 +58,11 @@ class GateBackend:
 
     def open(self, asked: Asked, tokens: Sequence[int], arrival_s: float) -> Flight:
         """Let a request in, to the queue; `tokens`: of each prompt."""
-        loop, recorder, now_s = asyncio.get_running_loop(), self._ledger().recorder, time.monotonic()
+        loop, recorder, now_s = (
+            asyncio.get_running_loop(),
+            self._ledger().recorder,
+            time.monotonic(),
+        )
         timers = [
             recorder.arrive(
                 str(next(self._ids)), arrival_s, now_s, num, asked.deadlines.ttft_ms,
@@ -87,13 +93,15 @@ class GateBackend:
             self.outside.gap(1e3 * gap_s, books.running, now_s)
         elif books.num_prefilling < before and flight.admitted_s is not None:
             tick.prefill_tokens += int(flight.work)
-            prefill_ms = 1e3 * (now_s - flight.admitted_s)
-            self.outside.prefill(prefill_ms, flight.work, books.running - 1, now_s)
+            if len(flight.tokens) == 1:
+                prefill_ms = 1e3 * (now_s - flight.admitted_s)
+                self.outside.prefill(prefill_ms, flight.work, books.running - 1, now_s)
 
-    def streamed(self, num_seen: int, usage: tuple[int, int] | None) -> None:
-        """A streamed answer ended with `num_seen` tokens by its chunks; `usage`: by the engine."""
+    def streamed(self, flight: Flight, usage: tuple[int, int] | None) -> None:
+        """A streamed answer ended; `usage`: as the engine told it."""
         if usage is not None:
-            self._num_seen = self._num_seen // 2 + num_seen
+            seen = sum(timer.num_tokens for timer in flight.timers)
+            self._num_seen = self._num_seen // 2 + seen
             self._num_told = self._num_told // 2 + usage[1]
 
     @property
@@ -104,10 +112,13 @@ class GateBackend:
 
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
-        share = None if num_tokens is None else num_tokens // flight.num_sequences
+        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.asked.is_stream
+        if is_unseen:
+            tick.generated_tokens += num_tokens or 0
+            tick.prefill_tokens += int(flight.work)
         for timer in flight.timers:
-            if share is not None and timer.first_s is None:
-                timer.num_tokens = share
+            if is_unseen:
+                timer.num_tokens = (num_tokens or 0) // flight.num_sequences
             self._ledger().finish(timer, "stop", 0, computed_s=now_s, now_s=now_s)
         self._over(flight)
 
@@ -167,8 +178,10 @@ class GateBackend:
                 preempted_tokens=0, prefix_queries=0, prefix_hits=0,
             )
         )  # fmt: skip
-        tick = recorder.ticks.open
+        tick, now_s = recorder.ticks.open, time.monotonic()
         tick.max_running = max(tick.max_running, in_cap)
+        tick.busy_s += max(0.0, now_s - self._busy_since_s)
+        self._busy_since_s = now_s if running else math.inf
         recorder.ticks.settle(in_cap)
 
     def loaded(self, load: EngineLoad) -> None:
@@ -187,8 +200,10 @@ class GateBackend:
         return dict.fromkeys(self._flights.values())
 
     @property
-    def is_streaming(self) -> bool:
-        """True if chunks are due: some admitted request streams."""
+    def owes_progress(self) -> bool:
+        """True if chunks are due, or the engine's own counter of tokens must move."""
+        if self.load.tokens is not None:
+            return self.queue.running > 0
         return any(f.admitted_s is not None and f.asked.is_stream for f in self.flights)
 
     def _pace(self, num_free: int) -> Pace:
@@ -199,21 +214,27 @@ class GateBackend:
     # -- backend.Backend
 
     def fail(self, request_id: str, error: SluiceError) -> None:
-        """End the whole request of a sequence."""
+        """End the whole request of a sequence. Its place is free once the engine's connection is
+        closed."""
         flight = self._flights.get(request_id)
         if flight is not None:
             flight.end(error)
-            self.leave(flight, error)
 
     def drop(self, request_id: str, error: SluiceError) -> None:
         """The same, unless it has gone to the engine."""
         flight = self._flights.get(request_id)
         if flight is not None and flight.admitted_s is None:
-            self.fail(request_id, error)
+            flight.end(error)
 
     def fail_all(self, error: SluiceError) -> None:
-        for request_id in list(self._flights):
-            self.fail(request_id, error)
+        for flight in self.flights:
+            flight.end(error)
+
+    def fail_waiting(self, error: SluiceError) -> None:
+        """End those that have not gone to the engine."""
+        for flight in self.flights:
+            if flight.admitted_s is None:
+                flight.end(error)
 
     def configure(self, limits: EngineLimits) -> None:
         """New limits from now on."""

@@ -38,10 +38,11 @@ class EngineFlags:
 
     upstream: str = flag("the engine's URL, as http://127.0.0.1:8100 (required)", MISSING)
     engine: EngineName = flag("which engine; custom: any OpenAI server", "custom")
-    max_num_seqs: Positive = flag(
-        "the most sequences that the engine runs at once; live caps stay below", DEFAULT_CAPACITY
+    max_num_seqs: Positive | None = flag(
+        "the most sequences that the engine runs at once; live caps stay below; default: as the "
+        f"engine tells, else {DEFAULT_CAPACITY}"
     )
-    initial_num_seqs: Positive | None = flag("the first cap; default: --max-num-seqs")
+    initial_num_seqs: Positive | None = flag("the first cap; default: all that the engine runs")
     max_num_batched_tokens: Positive = flag("the engine's own token budget of one step", 2048)
     scheduling_policy: SchedulingPolicy | None = flag(
         "who is served first; default: deadline with --slo-ttft-ms, else fcfs"
@@ -50,6 +51,10 @@ class EngineFlags:
     engine_admin_key_file: Path | None = flag("file of SGLang's admin key, for its live cap")
     engine_socket: Path | None = flag("Unix socket on which sluice_vllm inside vLLM finds the gate")
     epoch: int = 0
+
+    def capacity(self, told: int | None) -> int:
+        """The most sequences that the engine runs; `told`: by itself."""
+        return self.max_num_seqs or told or DEFAULT_CAPACITY
 
     @property
     def facts(self) -> EngineFacts:
@@ -85,7 +90,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     for config in PARTS:
         for one in flags_of(config):
-            one.add_to(parser)
+            if one.field.name != "sse_keep_alive_interval":  # answers are the engine's own bytes
+                one.add_to(parser)
+    parser.set_defaults(sse_keep_alive_interval=None)
     parser.add_argument("--version", action="version", version=version("sluice"))
     parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
     return parser
@@ -119,8 +126,8 @@ def _contradictions(
     url = urlsplit(engine.get("upstream", ""))
     if url.scheme not in ("http", "https") or not url.netloc:
         problems.append("--upstream is required: the engine's URL, as http://127.0.0.1:8100")
-    ceiling = engine.get("max_num_seqs", DEFAULT_CAPACITY)
-    if (initial := engine.get("initial_num_seqs") or 1) > ceiling:
+    ceiling, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
+    if ceiling is not None and initial is not None and initial > ceiling:
         problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
     port = server.get("port", ServerConfig().port)
     if port and port == server.get("admin_port", ServerConfig().admin_port):

@@ -14,11 +14,11 @@ EngineName = Literal["vllm", "sglang", "llamacpp", "ollama", "tgi", "custom"]
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """One engine. `health`: a path that answers 200 while it serves. Metrics, by any of their names:
+    """`health`: a path that answers 200 while it serves. Metrics, by any of their names:
 
     `running`, `waiting`: its sequences; `kv_usage`: share of its KV cache in use, 0 to 1;
     `preemptions`: a counter; `tokens`: a counter that moves while it works.
-    `has_metrics`: it serves /metrics.
+    `has_metrics`: it serves /metrics. `about`: a path that tells its capacity.
     """
 
     health: str
@@ -28,6 +28,7 @@ class EngineFacts:
     kv_usage: tuple[str, ...] = ()
     preemptions: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    about: str | None = None
 
 
 ENGINES: Mapping[EngineName, EngineFacts] = {
@@ -46,12 +47,14 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
         kv_usage=("sglang:token_usage",),
         preemptions=("sglang:num_retracted_reqs",),
         tokens=("sglang:generation_tokens_total", "sglang:prompt_tokens_total"),
+        about="/server_info",
     ),
     "llamacpp": EngineFacts(
         "/health",
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
         tokens=("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total"),
+        about="/props",
     ),
     "ollama": EngineFacts("/api/version", has_metrics=False),
     "tgi": EngineFacts(
@@ -60,7 +63,7 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
         waiting=("tgi_queue_size",),
         tokens=("tgi_request_generated_tokens_sum",),
     ),
-    "custom": EngineFacts("/v1/models", has_metrics=True),
+    "custom": EngineFacts("/v1/models"),
 }
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})? (\S+)", re.MULTILINE)

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 from msgspec import structs
 from sluice_core.contract import MemoryReport
+from sluice_core.errors import EngineDied, timestamp
 from sluice_core.wire import EngineLimits, Ready, StepReport
 from sluice_frontend.evidence.health import Liveness
 from sluice_frontend.serving.admission import Admission
@@ -30,11 +31,11 @@ AHEAD_SHARE = 4
 def live_at_start(config: GateConfig) -> RuntimeLimits:
     """As the flags and the operator's files say."""
     engine, server = config.engine, config.server
-    cap = min(engine.initial_num_seqs or engine.max_num_seqs, engine.max_num_seqs)
+    ceiling = engine.capacity(None)
     return RuntimeLimits(
         epoch=engine.epoch,
-        max_num_seqs=cap,
-        max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs),
+        max_num_seqs=min(engine.initial_num_seqs or ceiling, ceiling),
+        max_num_batched_tokens=max(engine.max_num_batched_tokens, ceiling),
         slo=server.slo,
         overload=server.overload,
         scheduling_policy=engine.scheduling_policy,
@@ -80,7 +81,7 @@ class Gate:
                 tasks.create_task(self.runtime.beat()),
                 tasks.create_task(self._fit()),
                 tasks.create_task(
-                    self.upstream.watch(lambda: backend.is_streaming, lambda: backend.num_chunks)
+                    self.upstream.watch(lambda: backend.owes_progress, lambda: backend.num_chunks)
                 ),
             ]
             if engine.engine_socket is not None:
@@ -99,11 +100,12 @@ class Gate:
 
     def _ready(self, served: Served) -> None:
         """The engine answers, for the first time or again."""
-        live = self.runtime.live
+        ceiling = self.config.engine.capacity(served.capacity)
+        cap = min(self.runtime.live.max_num_seqs, ceiling)
         self.backend.ready = Ready(
-            ceiling=self.config.engine.max_num_seqs,
-            predicted_max_num_seqs=live.max_num_seqs,
-            max_num_seqs=live.max_num_seqs,
+            ceiling=ceiling,
+            predicted_max_num_seqs=cap,
+            max_num_seqs=cap,
             max_model_len=max(served.window, 1),
             block_size=1,
             num_blocks=0,
@@ -118,14 +120,20 @@ class Gate:
         self.backend.configure(self._limits())
 
     def _away(self) -> None:
-        """Nobody begins until it answers again; open requests learn of it by their connection."""
-        self.backend.ready = None
+        """Nobody begins until it is back; those that began learn of it by their connection."""
+        if self.backend.ready is not None:
+            self.backend.ready = None
+            moment = timestamp(time.time())
+            gone = EngineDied(f"the engine went away at {moment}", retry_after_s=1)
+            self.backend.fail_waiting(gone)
 
     def _limits(self) -> EngineLimits:
         return self.runtime.live.for_engine()
 
-    def _inner_changed(self, num: int) -> None:
-        self._num_inner = num
+    def _inner_changed(self, num: int, ceiling: int) -> None:
+        self._num_inner, ready = num, self.backend.ready
+        if ready is not None and 0 < ceiling < ready.ceiling:
+            self.backend.ready = structs.replace(ready, ceiling=ceiling)
         cap = self.backend.queue.limits.max_num_seqs
         self.backend.queue.ahead = max(1, cap // AHEAD_SHARE) if num else 0
         self.backend.pump()

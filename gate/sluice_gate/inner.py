@@ -5,12 +5,14 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import msgspec
+from sluice_core.errors import ConfigError
 from sluice_core.wire import (
     EngineLimits,
     Ready,
@@ -25,24 +27,35 @@ from .upstream import Upstream
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
+RETRY_S = 1.0
+
+
+def bound(path: Path) -> socket.socket:
+    """A Unix socket at `path`, which a gate before this one may have left behind. The engine may
+    run as another user."""
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    path.chmod(0o666)
+    return made
 
 
 class VllmSocket:
-    """The listening end. `on_change`: told how many engines are connected; `on_step`: a report."""
+    """The listening end. `on_change`: told how many engines are connected, and the most sequences
+    that the newest runs; `on_step`: told each report."""
 
     def __init__(
         self,
         limits: Callable[[], EngineLimits],
-        on_change: Callable[[int], None],
+        on_change: Callable[[int, int], None],
         on_step: Callable[[StepReport], None],
     ) -> None:
         self._limits, self._on_change, self._on_step = limits, on_change, on_step
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def listen(self, path: Path) -> asyncio.Server:
-        """Accept engines at `path`, which a gate before this one may have left behind."""
-        path.unlink(missing_ok=True)
-        return await asyncio.start_unix_server(self._serve, path)
+        """Accept engines at `path`."""
+        return await asyncio.start_unix_server(self._serve, sock=bound(path))
 
     def tell(self, limits: EngineLimits) -> None:
         """Send new limits; an engine reads them before its next step."""
@@ -59,7 +72,7 @@ class VllmSocket:
         finally:
             self._writers.discard(writer)
             writer.close()
-            self._on_change(len(self._writers))
+            self._on_change(len(self._writers), 0)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         received = bytearray()
@@ -70,7 +83,7 @@ class VllmSocket:
                     message = from_engine_decoder.decode(body)
                     if isinstance(message, Ready):
                         log.info("sluice_vllm connected", extra={"ceiling": message.ceiling})
-                        self._on_change(len(self._writers))
+                        self._on_change(len(self._writers), message.ceiling)
                     elif isinstance(message, StepReport):
                         self._on_step(message)
 
@@ -91,18 +104,24 @@ class SglangKey:
         self._news.set()
 
     async def run(self) -> None:
-        """Set it at each change, until cancelled."""
+        """Set it at each change, and again each second while it is refused, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
-            body = {"server_args": {"pp_max_micro_batch_size": self._wanted}}
-            headers = {"authorization": f"Bearer {read_secrets(self._key_file)[0]}"}
-            url = self._upstream.url + "/set_internal_state"
-            self.is_set = False
             try:
-                async with self._upstream.session.post(url, json=body, headers=headers) as reply:
-                    self.is_set = reply.status == 200
-                if not self.is_set:
-                    log.warning("SGLang keeps its cap", extra={"status": reply.status})
-            except aiohttp.ClientError as error:
+                self.is_set = await self._put()
+            except (aiohttp.ClientError, TimeoutError, ConfigError) as error:
+                self.is_set = False
                 log.warning("SGLang's cap cannot be set", extra={"reason": str(error)})
+            if not self.is_set:
+                self._news.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _put(self) -> bool:
+        body = {"server_args": {"pp_max_micro_batch_size": self._wanted}}
+        headers = {"authorization": f"Bearer {read_secrets(self._key_file)[0]}"}
+        url = self._upstream.url + "/set_internal_state"
+        async with self._upstream.session.post(url, json=body, headers=headers) as reply:
+            if reply.status != 200:
+                log.warning("SGLang keeps its cap", extra={"status": reply.status})
+            return reply.status == 200

@@ -12,8 +12,8 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import msgspec
-from sluice_core.errors import RequestError, RequestFailed, SluiceError
-from sluice_frontend.http.bodies import Bodies
+from sluice_core.errors import NotReady, RequestError, RequestFailed, SluiceError
+from sluice_frontend.http.bodies import Bodies, too_many
 from sluice_frontend.http.guards import error_reply
 from sluice_frontend.openai.sse import error_event
 from sluice_frontend.serving.admission import Admission
@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from .asked import GENERATING, Asked, Framing, TokenSize, read
+from .asked import Framing, TokenSize, read
 from .backend import GateBackend
 from .chunks import Chunks, usage_of
 from .config import GateConfig
@@ -32,10 +32,12 @@ FREE_METHODS = ("GET", "HEAD", "OPTIONS")
 FREE_PATHS = ("/tokenize", "/detokenize", "/apply-template", "/api/show")
 """Paths that bring the engine's batch no work, also when they are posted to."""
 STREAMED = ("text/event-stream", "application/x-ndjson")
+SLOW_READER_S = 0.005
+    """An ASGI application: requests that bring work take places, others pass by."""
 
 
 class Proxy:
-    """An ASGI application: each request that brings work takes places, others pass beside them."""
+    """An ASGI application: requests that bring work take places, others pass beside them."""
 
     def __init__(
         self, config: GateConfig, admission: Admission, backend: GateBackend, upstream: Upstream
@@ -47,29 +49,32 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(self._upstream, scope, send)
+        is_free = scope["method"] in FREE_METHODS or scope["path"] in FREE_PATHS
+        refusal = too_many if is_free else self._admission.refuse_body
         try:
-            async with self._bodies.read(Request(scope, receive), self._admission.refuse_body) as body:
-                if scope["method"] in FREE_METHODS or scope["path"] in FREE_PATHS:
-                    self._admission.check_open()
-                    await self._pass_on(answer, body)
+            async with self._bodies.read(Request(scope, receive), refusal) as body:
+                if is_free:
+                    await self._pass_on(answer, body, receive)
                 else:
                     await self._work(answer, body, receive)
         except ClientDisconnect:
             return
         except SluiceError as error:
-            if answer.is_started:
-                await answer.cut(error)
-            else:
-                await error_reply(error)(scope, receive, send)
+            await answer.fail(error, receive)
 
     # -- without a place
 
-    async def _pass_on(self, answer: "Answer", body: bytes) -> None:
-        try:
-            async with answer.asked(body) as reply:
-                await self._relay(answer, reply, Chunks("none"))
-        except aiohttp.ClientError as error:
-            raise self._upstream.died(error) from error
+    async def _pass_on(self, answer: "Answer", body: bytes, receive: Receive) -> None:
+        async def serve() -> None:
+            try:
+                async with answer.asked(body) as reply:
+                    await self._relay(answer, reply, Chunks("none"))
+            except aiohttp.ClientError as error:
+                raise self._upstream.died(error) from error
+
+        if not self._upstream.is_up:
+            raise NotReady("the engine does not answer yet", retry_after_s=1)
+        await _while_read(None, receive, serve())
 
     # -- with places
 
@@ -77,7 +82,7 @@ class Proxy:
         flight = self._open(answer.scope["path"], body, Headers(scope=answer.scope))
         answer.framing = flight.asked.framing
         try:
-            await _while_read(flight, receive, self._serve(flight, answer, body))
+            await _while_read(flight.stop, receive, self._serve(flight, answer, body))
         except SluiceError as error:
             self._backend.leave(flight, error)
             raise
@@ -87,7 +92,7 @@ class Proxy:
     def _open(self, path: str, body: bytes, headers: Headers) -> Flight:
         arrival_s = time.monotonic()
         ceiling = self._admission.check_open().ceiling
-        asked = self._read(path, body, headers)
+        asked = read(path, body, headers, self._engine)
         tokens = [self._size.tokens(num) for num in asked.prompts]
         self._admission.admit_sized(
             deadlines=asked.deadlines,
@@ -98,11 +103,6 @@ class Proxy:
             arrival_s=arrival_s,
         )
         return self._backend.open(asked, tokens, arrival_s)
-
-    def _read(self, path: str, body: bytes, headers: Headers) -> Asked:
-        if path in GENERATING:
-            return read(path, body, headers, self._engine)
-        return read("", b"", headers, self._engine)._replace(prompts=(len(body),))
 
     async def _serve(self, flight: Flight, answer: "Answer", body: bytes) -> None:
         await flight.turn
@@ -122,18 +122,17 @@ class Proxy:
         if reply.status == 200 and reply.content_type in STREAMED:
             chunks = Chunks(flight.asked.framing)
             await self._relay(answer, reply, chunks, flight)
-            self._backend.streamed(chunks.num_tokens, chunks.usage)
+            self._backend.streamed(flight, chunks.usage)
             self._done(flight, chunks.usage)
             return
         body = await reply.read()
-        await answer.start(reply, len(body))
-        await answer.send(body)
         if reply.status < 400:
             self._done(flight, usage_of(body))
         else:
             kind = RequestError if reply.status < 500 else RequestFailed
             self._backend.leave(flight, kind(f"the engine answered {reply.status}"))
-        await answer.end()
+        await answer.start(reply, len(body))
+        await answer.end(body)
 
     async def _relay(
         self,
@@ -143,17 +142,21 @@ class Proxy:
         flight: Flight | None = None,
     ) -> None:
         await answer.start(reply)
+        is_held_up = False
         async for data in reply.content.iter_any():
             now_s = time.monotonic()
             if flight is not None and chunks.feed(data):
-                self._book(flight, chunks.last_indexes, now_s)
+                self._book(flight, chunks.last_indexes, now_s, is_held_up)
             await answer.send(data)
+            is_held_up = time.monotonic() - now_s > SLOW_READER_S
         await answer.end()
 
-    def _book(self, flight: Flight, indexes: list[int], now_s: float) -> None:
+    def _book(self, flight: Flight, indexes: list[int], now_s: float, is_held_up: bool) -> None:
+        """Tokens that came together, or while their client did not read, have no gaps."""
         seen: set[int] = set()
         for index in indexes:
-            self._backend.token(flight, index, now_s, is_drafted=index in seen)
+            is_drafted = is_held_up or index in seen
+            self._backend.token(flight, index, now_s, is_drafted=is_drafted)
             seen.add(index)
 
     def _done(self, flight: Flight, usage: tuple[int, int] | None) -> None:
@@ -162,15 +165,18 @@ class Proxy:
         self._backend.finish(flight, usage and usage[1], time.monotonic())
 
 
-async def _while_read(flight: Flight, receive: Receive, serve: Coroutine[None, None, None]) -> None:
-    """Serve until it is done, its client has left, or the flight is stopped from elsewhere."""
+async def _while_read(
+    stop: asyncio.Future[None] | None, receive: Receive, serve: Coroutine[None, None, None]
+) -> None:
+    """Serve until it is done, its client has left, or `stop` has an error for it."""
     serving, leaving = asyncio.create_task(serve), asyncio.create_task(_until_left(receive))
+    ends: set[asyncio.Future[None]] = {serving, leaving} | ({stop} if stop else set())
     try:
-        await asyncio.wait({serving, leaving, flight.stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
-        elif flight.stop.done():
-            flight.stop.result()
+        elif stop is not None and stop.done():
+            stop.result()
     finally:
         serving.cancel()
         leaving.cancel()
@@ -187,18 +193,20 @@ class Answer:
 
     def __init__(self, upstream: Upstream, scope: Scope, send: Send) -> None:
         self._upstream, self.scope, self._send = upstream, scope, send
-        self.is_started = False
         self.framing: Framing = "none"
+        self._is_started = False
+        self._last = b"\n"
 
     def asked(self, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """The engine's response to the client's request."""
         scope = self.scope
         target = target_of(scope["path"], scope.get("raw_path"), scope["query_string"])
-        return self._upstream.request(scope["method"], target, Headers(scope=scope), body)
+        headers = Headers(scope=scope).items()
+        return self._upstream.request(scope["method"], target, headers, body)
 
     async def start(self, reply: aiohttp.ClientResponse, length: int | None = None) -> None:
         """Status and headers; `length`: bytes of a body in one piece."""
-        self.is_started = True
+        self._is_started = True
         raw = [(name.lower(), value) for name, value in reply.raw_headers]
         headers = [(name, value) for name, value in raw if name.decode("latin-1") not in HOP_BY_HOP]
         if length is not None:
@@ -207,14 +215,22 @@ class Answer:
         await self._send(start)
 
     async def send(self, data: bytes) -> None:
+        self._last = data[-1:]
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def cut(self, error: SluiceError) -> None:
-        """End a streamed answer with the error as its last event."""
-        if self.framing == "ndjson":
-            await self.end(msgspec.json.encode({"error": error.message}) + b"\n")
-        else:
-            await self.end(error_event(error))
+    async def fail(self, error: SluiceError, receive: Receive) -> None:
+        """Answer with the error, in the form of the route; in a stream it is the last event. An
+        answer in no known form is cut, as its end would look whole."""
+        reply = error_reply(error)
+        if self.scope["path"].startswith("/api/"):
+            reply.body = msgspec.json.encode({"error": error.message})
+            reply.headers["content-length"] = str(len(reply.body))
+        if not self._is_started:
+            await reply(self.scope, receive, self._send)
+        elif self.framing == "ndjson":
+            await self.end((b"" if self._last == b"\n" else b"\n") + reply.body + b"\n")
+        elif self.framing == "sse":
+            await self.end((b"" if self._last == b"\n" else b"\n\n") + error_event(error))

@@ -12,28 +12,28 @@ from sluice_frontend.process.server import (
     quieten_collections,
 )
 
-from .app import add_probes, api_app
+from .app import api_app, metrics_of
 from .config import GateConfig
 from .gate import Gate
 
 
 async def serve(config: GateConfig) -> None:
     """Serve until a signal; raises ConfigError if a port cannot be used."""
-    most = max_connections(config.server, config.engine.max_num_seqs)
+    most = max_connections(config.server, config.engine.capacity(None))
     async with listening(config.server, config.model_name, most) as ports:
         gate, inflight, stop, end = Gate(config), Inflight(), asyncio.Event(), asyncio.Event()
         quieten_collections()
-        ports.swappable_api.app = api_app(gate, config.server, inflight)
-        ports.swappable_admin.app = admin_app(
-            gate.runtime, gate.admission.check_room, lambda app: add_probes(app, gate)
-        )
+        admin = admin_app(gate.runtime, gate.admission.check_room, metrics_of(gate))
         on_cut = gate.runtime.stats.connection_cut
-        ports.swappable_api.on_cut = ports.swappable_admin.on_cut = on_cut
+        ports.answer(api_app(gate, config.server, inflight), admin, on_cut)
         on_signals(stop.set)
         running = asyncio.create_task(gate.run(end))
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            await drain(gate.runtime, ports.api, inflight)
-        end.set()
-        await running
+        try:
+            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                await drain(gate.runtime, ports.api, inflight)
+        finally:
+            stopped.cancel()
+            end.set()
+            await running
