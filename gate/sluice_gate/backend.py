@@ -31,6 +31,7 @@ class GateBackend:
     def __init__(self, limits: EngineLimits, ledger: Callable[[], Ledger]) -> None:
         """`ledger`: known once the runtime is there, which needs this object first."""
         self.ready: Ready | None = None
+        self.is_away = True
         self.closed = asyncio.Event()
         self.queue = Queue(limits, self._pace)
         self.outside = OutsideModel()
@@ -149,7 +150,7 @@ class GateBackend:
     def pump(self) -> None:
         """Give free places to those whose turn it is, while the engine is there."""
         recorder, now_s = self._ledger().recorder, time.monotonic()
-        taken = self.queue.take() if self.ready is not None else []
+        taken = [] if self.is_away else self.queue.take()
         for flight in taken:
             flight.admitted_s = now_s
             recorder.admit((timer.request_id for timer in flight.timers), now_s)

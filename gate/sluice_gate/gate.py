@@ -114,6 +114,7 @@ class Gate:
             step_model=None,
             kernels=self.config.engine.engine,
         )
+        self.backend.is_away = False
         if not self._has_served:
             self._has_served = True
             self.runtime.ready(self.backend.ready)
@@ -121,8 +122,8 @@ class Gate:
 
     def _away(self) -> None:
         """Nobody begins until it is back; those that began learn of it by their connection."""
-        if self.backend.ready is not None:
-            self.backend.ready = None
+        if not self.backend.is_away:
+            self.backend.is_away = True
             moment = timestamp(time.time())
             gone = EngineDied(f"the engine went away at {moment}", retry_after_s=1)
             self.backend.fail_waiting(gone)

@@ -28,6 +28,7 @@ from .config import GateConfig
 from .flight import Flight
 from .upstream import HOP_BY_HOP, Upstream, target_of
 
+AWAY = "the engine behind this gate does not answer"
 FREE_METHODS = ("GET", "HEAD", "OPTIONS")
 FREE_PATHS = ("/tokenize", "/detokenize", "/apply-template", "/api/show")
 """Paths that bring the engine's batch no work, also when they are posted to."""
@@ -73,7 +74,7 @@ class Proxy:
                 raise self._upstream.died(error) from error
 
         if not self._upstream.is_up:
-            raise NotReady("the engine does not answer yet", retry_after_s=1)
+            raise NotReady(AWAY, retry_after_s=1)
         await _while_read(None, receive, serve())
 
     # -- with places
@@ -92,6 +93,8 @@ class Proxy:
     def _open(self, path: str, body: bytes, headers: Headers) -> Flight:
         arrival_s = time.monotonic()
         ceiling = self._admission.check_open().ceiling
+        if self._backend.is_away:
+            raise self._admission.refused(NotReady(AWAY, retry_after_s=1))
         asked = read(path, body, headers, self._engine)
         tokens = [self._size.tokens(num) for num in asked.prompts]
         self._admission.admit_sized(

@@ -118,7 +118,8 @@ async def test_n_and_lists_of_prompts_count_as_sequences(rig: Rig) -> None:
         groups = [clients.stream(rig.tokens(0.5), n=3) for _ in range(2)]
         if rig.engine.kind.lists:
             groups.append(clients.stream(rig.tokens(0.5), prompt=["first", "second", "third"]))
-        await clients.until(lambda now: (now.running, now.waiting.total) == (3, len(groups) - 1))
+        waiting = 3 * (len(groups) - 1)
+        await clients.until(lambda now: (now.running, now.waiting.total) == (3, waiting))
         for each in await ended(groups):
             assert each.status == 200, each.error
         assert max(now.running for now in seen) == 3, "two of three do not fit in four"
@@ -339,8 +340,8 @@ async def test_a_stopped_engine_is_reported_hung(rig: Rig, record_property: Reco
             record_property("until_hung_s", round(time.monotonic() - stopped_s, 1))
             assert hung.hung is not None
             assert hung.hung.reason
-            assert await clients.status("/healthz") == 503
             assert await clients.status("/readyz") == 503
+            await asyncio.to_thread(gate.until, "/healthz", 503, 10 * LIVENESS_S)
         finally:
             rig.engine.signal(signal.SIGCONT)
         await asyncio.to_thread(gate.until, "/readyz", 200)

@@ -146,9 +146,13 @@ class Admission:
             problem = NotReady(text, retry_after_s=5)
         else:
             return ready
-        runtime.recorder.refuse("outside")
-        runtime.stats.reject(problem.code)
-        raise problem
+        raise self.refused(problem)
+
+    def refused(self, problem: SluiceError) -> SluiceError:
+        """`problem`, with which no request is taken now; it is booked."""
+        self._runtime.recorder.refuse("outside")
+        self._runtime.stats.reject(problem.code)
+        return problem
 
     def check_model(self, asked: str | None) -> None:
         """Raise ModelNotFound if `asked` is given and is not the served model."""
