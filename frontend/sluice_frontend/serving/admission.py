@@ -123,7 +123,7 @@ class Admission:
         ceiling: int,
         arrival_s: float,
     ) -> None:
-        """Refuse `n` answers to each of `prompts` (tokens) if the queue is full or a deadline near.
+        """Ask for a place for `n` answers to each of `prompts` (tokens), which the model can take.
 
         Raises RequestError, QueueFull and DeadlineUnreachable.
         """
