@@ -1,1 +1,1 @@
-"""Requests under way, routes, formats, streams; binds ports. API process, no torch."""
+"""Requests under way, routes, formats, streams. API process, no torch."""

@@ -315,6 +315,33 @@ def test_gaps_over_are_counted_apart_at_the_cap_and_after_another() -> None:
     assert (itl.n_at_cap, itl.over_at_cap) == (3, 2)
 
 
+def test_gaps_in_which_another_prompt_was_computed_are_counted_apart() -> None:
+    recorder = create_recorder()
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.first_token(timer, 0.1, NO_WAIT)
+    for now_s, in_prefill in ((0.11, True), (0.21, True), (0.31, False)):
+        recorder.next_token(timer, now_s, at_cap=True, in_prefill=in_prefill)
+    (tick,) = close(recorder, 2.0)
+    assert (tick.itl.n_in_prefill, tick.itl.over_in_prefill) == (2, 1)
+
+
+@pytest.mark.parametrize(("seen_s", "counted"), [(0.1, (0, 0)), (2.0, (1, 1))])
+def test_a_first_token_that_nobody_sees_is_counted_only_if_it_is_late_before(
+    seen_s: float, counted: tuple[int, int]
+) -> None:
+    recorder = create_recorder()
+    timer = recorder.arrive("a", 0.0, 0.0, 10)
+    recorder.admit(["a"], 0.1)
+    if seen_s >= TICK_SECONDS:
+        close(recorder, TICK_SECONDS)
+    recorder.unseen(timer)
+    assert (list(recorder.pending), recorder.num_pending_tokens) == ([], 0)
+    recorder.finish(timer, 2.5)
+    ticks = close(recorder, 4.0)
+    assert (sum(tick.ttft.n for tick in ticks), sum(tick.ttft.over for tick in ticks)) == counted
+    assert sum(tick.finished for tick in ticks) == 1
+
+
 def test_tokens_of_one_step_make_one_gap() -> None:
     recorder = create_recorder()
     timer = recorder.arrive("a", 0.0, 0.0, 10)

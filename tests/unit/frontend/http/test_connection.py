@@ -21,8 +21,7 @@ from sluice_frontend.http.connection import (
     connection_class,
 )
 from sluice_frontend.http.guards import ReadReply
-from sluice_worker.api import run
-from sluice_worker.base.config import EngineConfig, WorkerConfig
+from sluice_frontend.process import server as process
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -315,23 +314,18 @@ def test_headers_that_go_on_for_over_32_kib_are_refused() -> None:
 def test_there_is_room_for_all_requests_and_files_for_all_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def config(ceiling: int | None = None) -> WorkerConfig:
-        engine = EngineConfig(model="m", max_num_seqs=ceiling)
-        return WorkerConfig(engine, ServerConfig(max_num_queued_reqs=1000))
-
-    most = run.max_connections(config(8))
-    assert most == 8 + 1000 + 2 * 64 + run.MAX_IDLE
-    assert run.max_connections(config()) == most - 8 + 256
+    most = process.max_connections(ServerConfig(max_num_queued_reqs=1000), 8)
+    assert most == 8 + 1000 + 2 * 64 + process.MAX_IDLE
     limits = [256, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.__setitem__(0, new[0]))
-    others = run.MAX_ADMIN + run.OTHER_FILES
-    assert run._with_files(most) == most
+    others = process.MAX_ADMIN + process.OTHER_FILES
+    assert process._with_files(most) == most
     assert limits[0] == most + others
     limits[:] = [1024, 1024]
-    assert run._with_files(most) == 1024 - others
+    assert process._with_files(most) == 1024 - others
     limits[:] = [resource.RLIM_INFINITY] * 2
-    assert run._with_files(most) == most
+    assert process._with_files(most) == most
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", GET_LAST])

@@ -2,18 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
-from sluice_core.contract import TICK_SECONDS, Causes, MemoryReport, RuntimePatch, Slo
-from sluice_core.errors import NotReady, QueueFull, SluiceError
-from sluice_core.wire import EngineLimits, Ready, Submit
+from sluice_core.contract import TICK_SECONDS, Causes, MemoryReport, RuntimePatch, Slo, encode
+from sluice_core.errors import DeadlineUnreachable, NotReady, QueueFull, SluiceError
+from sluice_core.wire import EngineLimits, Ready
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.health import Liveness
+from sluice_frontend.openai.deadlines import Deadlines
 from sluice_frontend.openai.protocol import Completion, parse_completion
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.backend import Listener, Sink
-from sluice_frontend.serving.limits import RuntimeLimits
+from sluice_frontend.serving.limits import Manner, RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime
 
 MEMORY_BYTES = 1 << 30
@@ -44,12 +45,6 @@ class Foreign:
     @property
     def num_open(self) -> int:
         return len(self.sinks)
-
-    def submit(self, request: Submit, sink: Sink) -> None:
-        self.sinks[request.request_id] = sink
-
-    def abort(self, request_id: str) -> None:
-        self.sinks.pop(request_id, None)
 
     def fail(self, request_id: str, error: SluiceError) -> None:
         self.sinks.pop(request_id).ended(error)
@@ -87,7 +82,7 @@ class Words:
         return ()
 
 
-def create_runtime(config: ServerConfig) -> Runtime[Foreign]:
+def create_runtime(config: ServerConfig, manner: Callable[[], Manner] = Manner) -> Runtime[Foreign]:
     return Runtime(
         config,
         LIVE,
@@ -95,6 +90,7 @@ def create_runtime(config: ServerConfig) -> Runtime[Foreign]:
         cache_config={},
         throttled_s=lambda: 0.0,
         connect=Foreign,
+        manner=manner,
     )
 
 
@@ -121,3 +117,32 @@ async def test_a_foreign_engine_gets_what_its_limits_hold_and_a_cap_that_is_chan
     assert evidence.step_model is None
     assert (evidence.ticks[0].epoch, evidence.ticks[0].refused) == (1, 2)
     assert evidence.ticks[0].ttft.by == Causes(outside=1, cap=1)
+
+
+async def test_a_request_whose_tokens_somebody_else_counts_meets_the_same_queue() -> None:
+    runtime = create_runtime(ServerConfig(max_num_queued_reqs=1))
+    runtime.backend.ready = READY
+    runtime.ready(READY)
+    admission = Admission(runtime, MEMORY_BYTES)
+
+    def ask(deadlines: Deadlines = Deadlines(), n: int = 1) -> None:  # noqa: B008
+        admission.admit_sized(
+            deadlines=deadlines, priority=0, n=n, prompts=[3], ceiling=2, arrival_s=0.0
+        )
+
+    ask(n=3)
+    with pytest.raises(DeadlineUnreachable):
+        ask(Deadlines(ttft_ms=1))
+    runtime.backend.sinks = dict.fromkeys("abc")  # type: ignore[assignment]
+    with pytest.raises(QueueFull, match="max_num_queued_reqs is 1"):
+        ask()
+    assert runtime.stats.rejected == {"deadline": 1, "max_num_queued_reqs": 1}
+
+
+async def test_the_way_an_engine_is_steered_is_told_where_it_is_not_ours() -> None:
+    manner = Manner("gate", "chunks", "fixed")
+    for told, expected in ((Manner, {}), (lambda: manner, manner._asdict())):
+        runtime = create_runtime(ServerConfig(), told)
+        runtime.backend.ready = READY
+        config = json.loads(encode(runtime.runtime_config()))
+        assert {name: config[name] for name in Manner._fields if name in config} == expected

@@ -11,6 +11,7 @@ from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.guards import PROBE_PATHS
 from sluice_frontend.openai.chat import CHAT_NEUTRAL
 from sluice_frontend.openai.protocol import NEUTRAL
+from sluice_frontend.process.app import add_probes
 from sluice_worker.api import routes
 from sluice_worker.api.openapi import document
 from sluice_worker.api.operations import OPERATIONS
@@ -24,7 +25,9 @@ LOCKED = document(OPERATIONS, version="1", has_keys=True, open_paths=PROBE_PATHS
 def test_the_document_shows_all_routes_and_no_other(tmp_path: Path) -> None:
     engine = EngineConfig(model=str(write_checkpoint(tmp_path)))
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    routes.add_routes(app, Service(WorkerConfig(engine, ServerConfig())))
+    service = Service(WorkerConfig(engine, ServerConfig()))
+    routes.add_routes(app, service)
+    add_probes(app, service.runtime, bytes)
     served = {
         (method.lower(), route.path.replace(":path", ""))
         for route in app.routes

@@ -12,7 +12,8 @@ from sluice_core.errors import RequestError
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.connection import LIFE
 from sluice_frontend.openai.protocol import parse_completion
-from sluice_worker.api.app import admin_app, bare
+from sluice_frontend.process.app import bare
+from sluice_worker.api.app import admin_app
 from starlette.types import ASGIApp, Receive, Scope, Send
 from unit.worker.api.test_waiting_memory import READY, create_service
 

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from sluice_frontend.config import ServerConfig
+from sluice_frontend.process.app import bare
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from sluice_worker.api import tokens as module
-from sluice_worker.api.app import bare
 from sluice_worker.api.service import Service
 from sluice_worker.api.tokens import CHARS_PER_TOKEN, MAX_WINDOWS, add_token_routes
 from starlette.types import ASGIApp, Message
