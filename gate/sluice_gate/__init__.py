@@ -1,1 +1,4 @@
-"""The gate: a frontend before any engine that speaks HTTP. No torch, no tokenizer."""
+"""A gate before any inference engine: a live cap, a queue, and evidence of its latencies.
+
+Pure: `asked` (a request's work), `chunks` (tokens of an answer), `outside` (the step model).
+"""

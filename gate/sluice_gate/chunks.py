@@ -232,8 +232,7 @@ class Chunks:
         self._add(0, int(event.type_.endswith(".delta")))
         if event.type_ in _ENDS:
             self.is_done = True
-            if isinstance(event.response, dict) and event.response.get("usage"):
-                self.usage = msgspec.convert(event.response["usage"], _Told).both()
+            self.usage = usage_of(msgspec.json.encode(event.response))
 
 
 def usage_of(body: bytes) -> Usage | None:

@@ -4,7 +4,9 @@ A gap without prefill beside it is a step: a + b * decodes. A prefill's time bey
 d * tokens. A gate does not see the KV cache: c is 0, and its cost is a part of b.
 
 The errors are relative to what the last fit predicts, not to what was measured. Chunks that arrive
-together have gaps of nearly nothing, which would outweigh all others.
+together have gaps of nearly nothing, which would outweigh all others. A stall is a long gap of all
+sequences at once: it counts as `MAX_STRETCH` times what was expected, or it would be the pod's
+speed for minutes.
 """
 
 from collections import deque
@@ -22,9 +24,10 @@ MAX_PREFILLS = 128
 MIN_SPREAD = 0.1
 """Least deviation of a load over its mean, from which its cost can be told from a fixed one."""
 JUDGED = 512
-"""Newest gaps behind `resid_q`."""
+"""Newest steps behind `resid_q`, with one gap of each: the gaps of one step are all alike."""
 QUANTILE = 0.99
-_LEAST_MS = 1e-3
+MAX_STRETCH = 4.0
+_LEAST_MS = 0.1  # of any step
 
 
 class _Prefill(NamedTuple):
@@ -41,17 +44,26 @@ class OutsideModel:
         self._sums = _Sums()
         self._newest: deque[tuple[float, int]] = deque(maxlen=JUDGED)
         self._prefills: deque[_Prefill] = deque(maxlen=MAX_PREFILLS)
+        self._num_gaps = self._num_skipped = 0
         self._mean_ms = 0.0
         self._model: StepModel | None = None
 
     def gap(self, gap_ms: float, decodes: int, now_s: float) -> None:
         """A gap without prefill beside it."""
-        self._newest.append((gap_ms, decodes))
+        self._num_gaps += 1
+        self._num_skipped += 1
+        if self._num_skipped >= decodes or not self._newest:
+            self._num_skipped = 0
+            self._newest.append((gap_ms, decodes))
         if self._model is None:
-            self._mean_ms += (gap_ms - self._mean_ms) / len(self._newest)
+            self._mean_ms += (gap_ms - self._mean_ms) / self._num_gaps
             expected_ms = self._mean_ms
         else:
             expected_ms = self._model.a + self._model.b * decodes
+        if expected_ms < _LEAST_MS:
+            expected_ms = _LEAST_MS
+        if gap_ms > MAX_STRETCH * expected_ms:
+            gap_ms = MAX_STRETCH * expected_ms
         self._sums.add(gap_ms, decodes, expected_ms, now_s)
 
     def prefill(self, prefill_ms: float, tokens: float, decodes: int, now_s: float) -> None:
@@ -75,12 +87,12 @@ class OutsideModel:
         return self._model
 
     def _is_enough(self) -> bool:
-        if len(self._newest) < MIN_GAPS or len(self._prefills) < MIN_PREFILLS:
+        if self._num_gaps < MIN_GAPS or len(self._prefills) < MIN_PREFILLS:
             return False
         sizes = [prefill.tokens for prefill in self._prefills]
         mean = fsum(sizes) / len(sizes)
         deviation = hypot(*(size - mean for size in sizes)) / len(sizes) ** 0.5
-        return deviation >= MIN_SPREAD * mean and self._sums.is_spread()
+        return deviation > MIN_SPREAD * mean and self._sums.is_spread()
 
     def _per_token_ms(self, a: float, b: float, now_s: float) -> float:
         """The line through the origin with the least sum of absolute relative errors: a median of
@@ -114,8 +126,7 @@ class _Sums:
         if now_s > self._at_s:
             self._fade(max(exp((self._at_s - now_s) / FORGET_S), 1 - 1 / MIN_GAPS))
             self._at_s = now_s
-        scale = expected_ms if expected_ms > _LEAST_MS else _LEAST_MS
-        weight = 1 / (scale * scale)
+        weight = 1 / (expected_ms * expected_ms)
         self.num += 1
         self._weight += weight
         x = weight * decodes
@@ -135,7 +146,7 @@ class _Sums:
     def is_spread(self) -> bool:
         """True if the loads differ enough to tell a from b."""
         mean = self._x / self._weight
-        return self._xx / self._weight - mean * mean >= (MIN_SPREAD * mean) ** 2
+        return self._xx / self._weight - mean * mean > (MIN_SPREAD * mean) ** 2
 
     def fitted(self, last: StepModel | None) -> tuple[float, float]:
         """a and b, none negative. Where the loads hardly differ now, `last` in other units."""

@@ -1,0 +1,243 @@
+"""Tokens, choices and usage in streams as the engines send them, cut at any byte."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_gate.asked import Framing
+from sluice_gate.chunks import Chunks, usage_of
+
+
+def sse(*events: object) -> bytes:
+    return b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def text(token: str, index: int = 0, **more: Any) -> dict[str, Any]:
+    choice = {"index": index, "text": token, "logprobs": None, "finish_reason": None} | more
+    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "choices": [choice]}
+
+
+def chat(delta: dict[str, Any], index: int = 0, **more: Any) -> dict[str, Any]:
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice]}
+
+
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    both = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return {"usage": both | {"total_tokens": prompt + completion}}
+
+
+def told(prompt: int, completion: int) -> dict[str, Any]:
+    return {"id": "x", "choices": []} | usage(prompt, completion)
+
+
+CHAT = (
+    sse(chat({"role": "assistant", "content": ""}))
+    + b": keep-alive\n\n"
+    + sse(*(chat({"content": piece}) for piece in ("Hel", "lo", "\u00e9")))
+    + sse(chat({}, finish_reason="stop"), told(9, 3))
+    + DONE
+)
+COMPLETIONS_OF_TWO = (
+    sse(text("a", 0), text("b", 1), text("c", 1), text("d", 0), text("", 1, finish_reason="stop"))
+    + sse(text("e", 0, finish_reason="length"), told(4, 5))
+    + DONE
+)
+CONTINUOUS = (
+    sse(chat({"role": "assistant", "content": ""}) | usage(7, 0))
+    + sse(chat({"content": "x"}) | usage(7, 1), chat({"content": "yz"}, 1) | usage(7, 3))
+    + sse(chat({"content": "held back"}) | usage(7, 4))
+    + sse(chat({"content": ""}, 1, finish_reason="stop") | usage(7, 4), told(7, 8))
+    + DONE
+)
+TOKEN_IDS = sse(
+    text("a", token_ids=[1], prompt_token_ids=[1, 2]),
+    text("bc", token_ids=[2, 3]),
+    text("", token_ids=[4], finish_reason="stop"),
+)
+RESPONSE_EVENTS: list[dict[str, Any]] = [
+    {"type": "response.created", "response": {"id": "r", "usage": None}},
+    {"type": "response.output_item.added", "item": {"type": "message"}},
+    {"type": "response.reasoning_text.delta", "delta": "hm"},
+    {"type": "response.output_text.delta", "delta": "a"},
+    {"type": "response.output_text.done", "text": "a"},
+    {
+        "type": "response.completed",
+        "response": {"id": "r", "usage": {"input_tokens": 5, "output_tokens": 2}},
+    },
+]
+RESPONSES = b"".join(
+    b"event: %s\n%s" % (event["type"].encode(), sse(event)) for event in RESPONSE_EVENTS
+)
+
+
+def ndjson(*events: object) -> bytes:
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+COUNTS = {"prompt_eval_count": 6, "eval_count": 3, "eval_duration": 10**9}
+OLLAMA_GENERATE = ndjson(
+    {"model": "m", "response": "a", "done": False},
+    {"model": "m", "response": "", "thinking": "hm", "done": False},
+    {"model": "m", "response": "", "done": True, "done_reason": "stop", "context": [1]} | COUNTS,
+)
+OLLAMA_CHAT = ndjson(
+    {"message": {"role": "assistant", "content": "a"}, "done": False},
+    {"message": {"role": "assistant", "content": "", "thinking": "hm"}, "done": False},
+    {"message": {"role": "assistant", "content": "", "tool_calls": [{}]}, "done": False},
+    {"message": {"role": "assistant", "content": ""}, "done": True} | COUNTS,
+)
+
+
+def tgi(index: int, token: str, **last: Any) -> dict[str, Any]:
+    told = {"id": index, "text": token, "logprob": -0.1, "special": token == ""}
+    return {"index": index, "token": told, "generated_text": None, "details": None} | last
+
+
+DETAILS = {"finish_reason": "length", "generated_tokens": 3, "seed": None, "input_length": 8}
+TGI = sse(tgi(1, "a"), tgi(2, "b"), tgi(3, "", generated_text="ab", details=DETAILS))
+
+
+def sglang(index: int, prompt: int, completion: int) -> dict[str, Any]:
+    meta = {"id": "x", "finish_reason": None, "prompt_tokens": prompt}
+    return {"text": "all", "index": index, "meta_info": meta | {"completion_tokens": completion}}
+
+
+SGLANG = sse(sglang(0, 5, 1), sglang(1, 5, 2), sglang(0, 5, 3)) + DONE
+
+STREAMS: list[tuple[Framing, bytes, list[int], tuple[int, int] | None, bool, bool]] = [
+    ("sse", CHAT, [0, 0, 0], (9, 3), False, True),
+    ("sse", CHAT.replace(b"\n", b"\r\n"), [0, 0, 0], (9, 3), False, True),
+    ("sse", CHAT.replace(b"data: ", b"data:"), [0, 0, 0], (9, 3), False, True),
+    ("sse", COMPLETIONS_OF_TWO, [0, 1, 1, 0, 0], (4, 5), False, True),
+    ("sse", CONTINUOUS, [0, 1, 1, 1, 0, 0, 0, 1], (7, 8), True, True),
+    ("sse", TOKEN_IDS, [0, 0, 0, 0], None, True, False),
+    ("sse", RESPONSES, [0, 0], (5, 2), False, True),
+    ("ndjson", OLLAMA_GENERATE, [0, 0], (6, 3), False, True),
+    ("ndjson", OLLAMA_CHAT, [0, 0, 0], (6, 3), False, True),
+    ("sse", TGI, [0, 0, 0], (8, 3), True, True),
+    ("sse", SGLANG, [0, 1, 1, 0, 0], (5, 5), True, True),
+]
+kinds = ["chat", "crlf", "no space", "two", "continuous", "ids", "responses"]
+kinds += ["generate", "ollama chat", "tgi", "sglang"]
+
+
+@pytest.mark.parametrize(
+    ("framing", "stream", "indexes", "told", "is_exact", "is_done"), STREAMS, ids=kinds
+)
+def test_a_stream_brings_its_tokens_and_its_usage(
+    framing: Framing,
+    stream: bytes,
+    indexes: list[int],
+    told: tuple[int, int] | None,
+    is_exact: bool,
+    is_done: bool,
+) -> None:
+    chunks = Chunks(framing)
+    assert chunks.feed(stream) == len(indexes)
+    assert chunks.last_indexes == indexes
+    assert chunks.usage == told
+    assert chunks.is_exact is is_exact
+    assert chunks.is_done is is_done
+
+
+@given(st.sampled_from(STREAMS), st.lists(st.integers(0, 2000), max_size=20))
+def test_where_the_network_cuts_a_stream_changes_nothing(
+    stream: tuple[Framing, bytes, list[int], tuple[int, int] | None, bool, bool], cuts: list[int]
+) -> None:
+    framing, data, indexes, told, is_exact, is_done = stream
+    chunks, got = Chunks(framing), list[int]()
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, end in zip(edges, edges[1:], strict=False):
+        assert chunks.feed(data[start:end]) == len(chunks.last_indexes)
+        got += chunks.last_indexes
+    assert got == indexes
+    assert (chunks.usage, chunks.is_exact, chunks.is_done) == (told, is_exact, is_done)
+
+
+def test_a_token_counts_once_its_event_has_ended() -> None:
+    chunks = Chunks("sse")
+    event = sse(chat({"content": "x"}))
+    assert [chunks.feed(event[i : i + 1]) for i in range(len(event))].count(1) == 1
+    assert chunks.feed(event[:-2]) == 0
+    assert chunks.feed(event[-2:]) == 1
+
+
+def test_a_token_whose_characters_are_not_whole_counts() -> None:
+    """An emoji is several tokens: vLLM sends an event with an empty text for each but the last."""
+    chunks = Chunks("sse")
+    assert chunks.feed(sse(chat({"content": ""}), chat({"content": "\U0001f600"}))) == 2
+    assert chunks.feed(sse(text(""), text("\U0001f600"))) == 2
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "refusal"])
+def test_reasoning_is_tokens(name: str) -> None:
+    assert Chunks("sse").feed(sse(chat({"role": "assistant", name: "hm"}))) == 1
+
+
+def test_a_tool_call_is_tokens() -> None:
+    call = {"index": 0, "function": {"arguments": "{"}}
+    assert Chunks("sse").feed(sse(chat({"tool_calls": [call]}))) == 1
+
+
+def test_the_whole_usage_in_the_last_event_is_not_its_own() -> None:
+    """llama.cpp's completions tell it so, with the finish reason."""
+    chunks = Chunks("sse")
+    stream = sse(text("a"), text("b"), text("", finish_reason="stop") | usage(6, 2)) + DONE
+    assert chunks.feed(stream) == 2
+    assert chunks.usage == (6, 2)
+    assert not chunks.is_exact
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"error": {"message": "m"}}', b"{", b"[1]", b'"x"', b"", b"\xff"]
+)
+def test_what_is_no_event_of_a_dialect_brings_nothing(line: bytes) -> None:
+    for chunks in (Chunks("sse"), Chunks("ndjson")):
+        assert chunks.feed(b"data: " + line + b"\n\n" + line + b"\n") == 0
+        assert not chunks.is_done
+        assert chunks.usage is None
+
+
+@given(st.sampled_from(["sse", "ndjson"]), st.binary(max_size=200))
+def test_no_bytes_break_a_stream(framing: Framing, data: bytes) -> None:
+    assert Chunks(framing).feed(b"data: " + data + b"\n") >= 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"choices": [{"text": "a"}]} | usage(3, 2), (3, 2)),
+        (
+            {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 3, "total_tokens": 3}},
+            (3, 0),
+        ),
+        ({"results": [], "usage": {"total_tokens": 3}}, (3, 0)),
+        ({"output": [], "usage": {"input_tokens": 3, "output_tokens": 2}}, (3, 2)),
+        ({"response": "a", "done": True, "prompt_eval_count": 3, "eval_count": 2}, (3, 2)),
+        ({"response": "a", "done": True, "eval_count": 2}, (0, 2)),
+        ({"embeddings": [[0.1]], "prompt_eval_count": 3}, (3, 0)),
+        (
+            {"generated_text": "a", "details": {"generated_tokens": 2, "prefill": [{}, {}, {}]}},
+            (3, 2),
+        ),
+        ({"text": "a", "meta_info": {"prompt_tokens": 3, "completion_tokens": 2}}, (3, 2)),
+        ({"generated_text": "a"}, None),
+        ({"error": {"message": "m"}}, None),
+        ([[0.1, 0.2]], None),
+        ({"usage": None}, None),
+        ({"usage": {"prompt_tokens": "three"}}, None),
+    ],
+)
+def test_usage_of_an_answer_in_one_piece(answer: object, told: tuple[int, int] | None) -> None:
+    assert usage_of(json.dumps(answer).encode()) == told
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"<html>", b"\xff\xfe", b"[" * 100_000])
+def test_an_answer_that_is_no_object_tells_nothing(body: bytes) -> None:
+    assert usage_of(body) is None
