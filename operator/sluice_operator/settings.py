@@ -24,7 +24,7 @@ class Settings:
 
     `gate_image`: holds `sluice-gate`, for pods of other engines; `engine_images`: default images by
     engine. `instance`: the name of this installation. `hub_endpoint`: the hub of hf:// models, for
-    this process and for the pods; `hub_proxy`: the HTTP proxy on both ways there. `hub_authorities`:
+    this process and the pods; `hub_proxy`: the HTTP proxy on both ways there. `hub_authorities`:
     ConfigMap and key, in the pods' namespace, with the certificates that pods trust there. This
     process trusts those in SSL_CERT_FILE, as httpx does. `assigned_user`: the platform that admits
     the pods gives them user and groups. `models_dir`: where this process reads

@@ -2,11 +2,10 @@
 equal bytes."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from ..engines import FOREIGN, image_of
-from ..engines.engine import LOOPBACK, PORT, Start
+from ..engines import FOREIGN, image_of, sluice
+from ..engines.engine import LOOPBACK, PORT, Start, flags
 from ..engines.vllm import PACKAGES, PACKAGES_DIR, SOCKET, SOCKET_DIR
 from ..settings import Settings
 from ..spec.service import InferenceService, Model
@@ -45,8 +44,6 @@ _GATE_RESOURCES = {
 _GATE_START_S = 300
 """Seconds until the engine's probe asks the gate, whose image may still be pulled."""
 _PACKAGES_FROM = "/opt/sluice/src"
-_SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
-"""Meaning of Auto: drafts by lookup, which the engine stops if they do not pay."""
 
 
 def secret_name(service: InferenceService) -> str:
@@ -411,26 +408,16 @@ def _model_directory(model: Model) -> str:
 
 def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> list[str]:
     """The worker's flags, as a list: nothing from the object is ever parsed by a shell."""
-    spec = service.spec
-    is_hub, has_gpu = spec.model.repo is not None, spec.hardware.accelerator == "nvidia"
-    chosen: dict[str, object] = {
-        "model": _model_directory(spec.model),
-        "revision": commit or spec.model.revision if is_hub else None,
-        "download-dir": _CACHE_MOUNT if is_hub else None,
-        **_door(service),
-        "device": "cuda" if has_gpu else "cpu",
-        "dtype": spec.model.dtype,
-        "max-model-len": spec.model.max_model_len,
-        "max-num-seqs": ceiling,
-        "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
-        "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
-        "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
-        **_frontend(service),
-    }
-    flags = _flags(chosen)
-    caching = [] if spec.batching.prefix_caching else ["--no-enable-prefix-caching"]
-    drafts = [f"--speculative-config={_SPECULATION}"] if spec.batching.speculation == "Auto" else []
-    return [*flags, *caching, *drafts, *spec.engine.args]
+    model = service.spec.model
+    revision = commit or model.revision
+    start = Start(
+        spec=service.spec,
+        model=_model_directory(model),
+        capacity=ceiling,
+        revision=revision,
+        cache=_CACHE_MOUNT,
+    )
+    return [*sluice.arguments(start, _door(service), _frontend(service)), *service.spec.engine.args]
 
 
 def _door(service: InferenceService) -> dict[str, object]:
@@ -451,13 +438,9 @@ def _frontend(service: InferenceService) -> dict[str, object]:
     }
 
 
-def _flags(chosen: Mapping[str, object]) -> list[str]:
-    return [f"--{name}={value}" for name, value in chosen.items() if value is not None]
-
-
 def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
     spec = service.spec
-    return _flags(
+    given = flags(
         {
             "upstream": f"http://{LOOPBACK}:{spec.engine.port or PORT}",
             "engine": FOREIGN[spec.engine.name].gate_name,
@@ -469,3 +452,4 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
             **_frontend(service),
         }
     )
+    return list(given)

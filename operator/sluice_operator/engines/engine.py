@@ -14,13 +14,14 @@ PORT = 8100
 class Start:
     """The facts of one start. `model`: OWNER/NAME for hf://, else a path in the container.
 
-    `capacity`: the most sequences at once, the ceiling of the gate's cap. `revision`: of hf://.
+    `capacity`: the most sequences at once, the ceiling of the cap; None lets our own engine size
+    itself. `revision`: of hf://.
     `cache`: a writable directory for what hf:// downloads.
     """
 
     spec: Spec
     model: str
-    capacity: int
+    capacity: int | None
     revision: str | None = None
     cache: str = ""
 

@@ -19,7 +19,7 @@ def _invoke(start: Start) -> Invocation:
         "host": LOOPBACK,
         "port": PORT,
         "parallel": start.capacity,
-        "ctx-size": start.capacity * slot_tokens,
+        "ctx-size": (start.capacity or 1) * slot_tokens,
     }
     env = {"LLAMA_CACHE": start.cache} if start.is_hub else {}
     return Invocation((), _apart(flags(given)), (*_apart(flags(owned)), "--metrics"), env)

@@ -59,7 +59,7 @@ def test_every_engine_that_the_object_may_name_has_an_adapter() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_gate_stands_before_an_engine_that_ends_after_it(name: str) -> None:
+def test_the_gate_stands_before_an_engine_that_ends_after_it(name: EngineName) -> None:
     """The engine is the sidecar: the kubelet sends it SIGTERM when the gate has ended."""
     pod = _pod(name, drain__timeout="45s", apiKeySecretRef={"name": "keys"})
     [gate] = pod["containers"]
@@ -217,7 +217,9 @@ def test_default_images_are_the_installations_else_the_adapters() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_an_unknown_architecture_is_left_to_the_engine_with_a_known_capacity(name: str) -> None:
+def test_an_unknown_architecture_is_left_to_the_engine_with_a_known_capacity(
+    name: EngineName,
+) -> None:
     spec = create_service(engine={"name": name, "image": "r/e:1"}).spec
     for found in (Refused("the architecture is unknown."), Unread("the hub is away")):
         fit = judge(spec, found)
