@@ -15,8 +15,7 @@ class Start:
     """The facts of one start. `model`: OWNER/NAME for hf://, else a path in the container.
 
     `capacity`: the most sequences at once, the ceiling of the cap; None lets our own engine size
-    itself. `revision`: of hf://.
-    `cache`: a writable directory for what hf:// downloads.
+    itself. `revision`: of hf://. `cache`: a writable directory for what hf:// downloads.
     """
 
     spec: Spec

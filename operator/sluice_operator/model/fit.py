@@ -28,9 +28,11 @@ UNREAD_CAP = 4
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The checkpoint is there and cannot be served; the message says why."""
+    """The checkpoint is there and cannot be served; the message says why. `is_final`: by no engine,
+    for its Secret may not be used."""
 
     message: str
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     """The memory arithmetic of the design, section 5, for one pod. Another engine may serve what we
     cannot read or compute: then it decides."""
     engine = FOREIGN.get(spec.engine.name)
+    if isinstance(found, Refused) and found.is_final:
+        return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
     if engine and not engine.has_our_arithmetic and not isinstance(found, Unread):
         return _left_to_the_engine(f"{spec.engine.name} sizes itself")
     if engine and isinstance(found, Refused):
@@ -80,14 +84,15 @@ def ceiling_of(spec: Spec, fit: Fit) -> int | None:
     engine has a default, as it must be told its capacity."""
     if fit.memory:
         return fit.memory.ceiling
-    if engine := FOREIGN.get(spec.engine.name):
-        return spec.batching.max_num_seqs or engine.default_capacity
-    return None if spec.batching.max_num_seqs is None else most_num_seqs(spec)
+    is_told = spec.batching.max_num_seqs is not None or spec.engine.name in FOREIGN
+    return most_num_seqs(spec) if is_told else None
 
 
 def most_num_seqs(spec: Spec) -> int:
     """The most sequences that the user allows, also by default, whatever the memory."""
-    return most_sequences(spec.batching.max_num_seqs, _budget(spec))
+    engine = FOREIGN.get(spec.engine.name)
+    default = engine.default_capacity if engine else None
+    return most_sequences(spec.batching.max_num_seqs or default, _budget(spec))
 
 
 def _budget(spec: Spec) -> int:

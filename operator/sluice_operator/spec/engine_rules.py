@@ -17,11 +17,13 @@ ENGINE_FLAGS: Final = {
 """Flags of the worker that `engine.args` may give, and their values. All others have a field here
 or belong to the operator, so the object gives no more rights than its fields do."""
 OWNED_FLAGS: Final = {
-    "VLLM": ("--host", "--port", "--uds", "--max-num-seqs"),
-    "SGLang": ("--host", "--port", "--max-running-requests", "--enable-metrics"),
-    "TGI": ("--hostname", "--port", "-p", "--max-concurrent-requests"),
+    "VLLM": ("--host", "--port", "--uds", "--api-key", "--max-num-seqs"),
+    "SGLang": (
+        "--host", "--port", "--api-key", "--max-running-requests", "--enable-metrics",
+    ),
+    "TGI": ("--hostname", "--port", "-p", "--api-key", "--max-concurrent-requests"),
     "LlamaCpp": (
-        "--host", "--port", "--parallel", "-np", "--ctx-size", "-c", "--metrics",
+        "--host", "--port", "--api-key", "--parallel", "-np", "--ctx-size", "-c", "--metrics",
     ),
 }  # fmt: skip
 """Flags that the gate must own: nothing may pass beside it, and its cap must be the bound."""
@@ -44,7 +46,7 @@ def _owned() -> dict[str, str]:
         form = matches(f"({'|'.join(flags)})(=.*)?", "a.replace('_', '-')")
         rule = f"self.name != '{name}' || !has(self.args) || !self.args.exists(a, {form})"
         rules[rule] = (
-            f"args: the gate sets {', '.join(flags)}; use batching.maxNumSeqs and maxModelLen"
+            f"args: the gate owns {', '.join(flags)}; see maxNumSeqs, maxModelLen, apiKeySecretRef"
         )
     return rules
 

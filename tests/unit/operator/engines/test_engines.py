@@ -227,6 +227,16 @@ def test_an_unknown_architecture_is_left_to_the_engine_with_a_known_capacity(
         assert ceiling_of(spec, fit) == FOREIGN[name].default_capacity
     asked = create_service(engine={"name": name, "image": "r/e:1"}, batching={"maxNumSeqs": 7}).spec
     assert ceiling_of(asked, judge(asked, Refused("no."))) == 7
+    budget = {"maxNumBatchedTokens": 16}
+    small = create_service(engine={"name": "VLLM", "image": "r/e:1"}, batching=budget).spec
+    assert ceiling_of(small, judge(small, Refused("no."))) == 16, "a step decodes all that run"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_no_engine_gets_a_secret_that_may_not_be_used(name: EngineName) -> None:
+    spec = create_service(engine={"name": name, "image": "r/e:1"}).spec
+    fit = judge(spec, Refused("spec.model.secretRef: no.", is_final=True))
+    assert (fit.status, fit.message) == ("False", "spec.model.secretRef: no.")
 
 
 @pytest.mark.parametrize("name", ENGINES)
