@@ -35,7 +35,7 @@ IMAGES = (
     Image(
         "operator",
         "operator/Dockerfile",
-        (*COMMON, *MODELS, "operator", "cli"),
+        (*COMMON, *MODELS, "frontend", "gate", "operator", "cli"),
     ),
     Image(
         "worker",

@@ -75,6 +75,10 @@ class Reason(StrEnum):
     )
     IMPOSSIBLE_SIZE = "ImpossibleSize", "What is asked of the model contradicts its configuration."
     UNSUPPORTED_CHECKPOINT = "UnsupportedCheckpoint", "The model is there and cannot be served."
+    LEFT_TO_ENGINE = (
+        "LeftToEngine",
+        "Another engine loads the model, and our arithmetic does not know it.",
+    )
     HEADERS_UNAVAILABLE = (
         "HeadersUnavailable",
         "The operator could not read the model; its pods size themselves.",

@@ -22,8 +22,9 @@ _DESCRIPTION = (
 class Settings:
     """Start-up settings of one operator process.
 
-    `instance`: the name of this installation. `hub_endpoint`: the hub of hf:// models, for this
-    process and for the pods; `hub_proxy`: the HTTP proxy on both ways there. `hub_authorities`:
+    `gate_image`: holds `sluice-gate`, for pods of other engines; `engine_images`: default images by
+    engine. `instance`: the name of this installation. `hub_endpoint`: the hub of hf:// models, for
+    this process and the pods; `hub_proxy`: the HTTP proxy on both ways there. `hub_authorities`:
     ConfigMap and key, in the pods' namespace, with the certificates that pods trust there. This
     process trusts those in SSL_CERT_FILE, as httpx does. `assigned_user`: the platform that admits
     the pods gives them user and groups. `models_dir`: where this process reads
@@ -33,6 +34,8 @@ class Settings:
     """
 
     worker_image: str
+    gate_image: str = "sluice-operator"
+    engine_images: tuple[tuple[str, str], ...] = ()
     instance: str = FIELD_MANAGER
     image_pull_policy: str = "IfNotPresent"
     hub_endpoint: str = DEFAULT_ENDPOINT
@@ -53,7 +56,8 @@ class Settings:
 def parse(argv: Sequence[str] | None = None) -> Settings:
     """Settings from `argv`; exits with 2 and one sentence if a flag is wrong (argparse)."""
     given = vars(_parser().parse_args(argv))
-    return Settings(**{**given, "namespaces": tuple(given.get("namespaces", ()))})
+    listed = {name: tuple(given.get(name, ())) for name in ("namespaces", "engine_images")}
+    return Settings(**{**given, **listed})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,6 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--worker-image", required=True, help="worker image for objects that name none")
+    add("--gate-image", help="image with sluice-gate, this one's own: for pods of other engines")
+    add(
+        "--engine-image",
+        action="append",
+        type=_name_and_image,
+        dest="engine_images",
+        metavar="ENGINE=IMAGE",
+        help="default image of an engine, such as VLLM=vllm/vllm-openai:v0.32.0 (may be repeated)",
+    )
     add(
         "--instance",
         help="name of this installation; of two that watch an object, one cares for it",
@@ -149,6 +162,13 @@ def _name_and_key(text: str) -> tuple[str, str]:
     if name and key and "/" not in key:
         return name, key
     raise argparse.ArgumentTypeError(f"{text} is not NAME/KEY of a ConfigMap")
+
+
+def _name_and_image(text: str) -> tuple[str, str]:
+    name, _, image = text.partition("=")
+    if name and image:
+        return name, image
+    raise argparse.ArgumentTypeError(f"{text} is not ENGINE=IMAGE")
 
 
 def _positive(text: str) -> float:

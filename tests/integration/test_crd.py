@@ -243,14 +243,15 @@ def test_kubectl_shows_the_promise_in_one_line(api: httpx.Client, with_crd: ApiS
         "READY",
         "REPLICAS",
         "MODEL",
+        "ENGINE",
         "CAP",
         "P99-TTFT",
         "P99-ITL",
         "SLO",
         "AGE",
     ]
-    assert row.split()[:8] == [
-        "demo", "True", "1", "file:///models/demo", "12", "412ms", "31ms", "True",
+    assert row.split()[:9] == [
+        "demo", "True", "1", "file:///models/demo", "Sluice", "12", "412ms", "31ms", "True",
     ]  # fmt: skip
     wide = kubectl(with_crd, "get", "infs", "-o", "wide").splitlines()
     assert wide[0].split()[-3:] == ["URL", "LIMITED-BY", "REASON"]

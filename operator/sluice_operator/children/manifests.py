@@ -206,7 +206,9 @@ def deployment(
 
 def _progress_seconds(template: Manifest) -> int:
     """Seconds until pods that are not ready are called stuck."""
-    return _FETCH_S if "--model=hf://" in json.dumps(template) else _LOAD_S
+    text = json.dumps(template)
+    is_download = "--model=hf://" in text or '"name": "HF_HOME"' in text
+    return _FETCH_S if is_download else _LOAD_S
 
 
 def _rolling(service: InferenceService, unplaced: int) -> Manifest:

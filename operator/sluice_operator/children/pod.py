@@ -1,8 +1,12 @@
-"""The template of a worker's pod. Pure: equal arguments give equal bytes."""
+"""The template of a pod: our worker, or a gate before another engine. Pure: equal arguments give
+equal bytes."""
 
 import math
 from typing import Any
 
+from ..engines import FOREIGN, image_of, sluice
+from ..engines.engine import LOOPBACK, PORT, Start, flags
+from ..engines.vllm import PACKAGES, PACKAGES_DIR, SOCKET, SOCKET_DIR
 from ..settings import Settings
 from ..spec.service import InferenceService, Model
 from . import resources
@@ -29,8 +33,17 @@ _TERMINATION_LOG = "/dev/termination-log"
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
 KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
-_SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
-"""Meaning of Auto: drafts by lookup, which the engine stops if they do not pay."""
+_HOME = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - an emptyDir; the root is read-only
+_LAST_WORDS = {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG}
+_UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_GATE_RESOURCES = {
+    "limits": {"memory": "512Mi"},
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+}
+"""A gate has 60 MB without load, and bounded bodies and queues above it."""
+_GATE_START_S = 300
+"""Seconds until the engine's probe asks the gate, whose image may still be pulled."""
+_PACKAGES_FROM = "/opt/sluice/src"
 
 
 def secret_name(service: InferenceService) -> str:
@@ -51,7 +64,8 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         # A CPU pod's memory is its container's limit.
         **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
-        "image": [spec.engine.image or settings.worker_image, settings.image_pull_policy],
+        **_engine_inputs(service),
+        "image": [image_of(spec.engine, settings), settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
         "tokens": spec.batching.max_num_batched_tokens,
         "utilization": spec.batching.memory_utilization,
@@ -63,6 +77,17 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         "tolerations": [toleration.manifest() for toleration in spec.hardware.tolerations],
         "runtime": spec.hardware.runtime_class_name,
         "drain": spec.drain.timeout_s,
+    }
+
+
+def _engine_inputs(service: InferenceService) -> dict[str, object]:
+    """Another engine's own fields. The gate's image is none: a new operator restarts no pod."""
+    engine = service.spec.engine
+    if engine.name == "Sluice":
+        return {}
+    variables = [[variable.name, variable.value] for variable in engine.env]
+    return {
+        "engine": [engine.name, list(engine.command), variables, engine.port, engine.health_path]
     }
 
 
@@ -96,7 +121,7 @@ def pod_spec(
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(service, settings, ceiling, commit, loading_bytes)],
+        **_containers(service, settings, ceiling, commit, loading_bytes),
         "volumes": [{"name": name, **source} for name, source, _ in _volumes(service, settings)],
     }
     if hardware.node_selector:
@@ -130,45 +155,152 @@ def grace_seconds(service: InferenceService) -> int:
     return DELAY_SECONDS + math.ceil(service.spec.drain.timeout_s) + GRACE_MARGIN_SECONDS
 
 
-def _container(
+def _containers(
     service: InferenceService,
     settings: Settings,
     ceiling: int | None,
     commit: str,
     loading_bytes: int,
 ) -> Manifest:
-    hardware = service.spec.hardware
+    """Our worker alone, or a gate beside an engine, which is the sidecar: it starts first, and gets
+    SIGTERM when the gate has drained and ended (KEP-753)."""
+    held = {
+        "limits": resources.limits(service.spec.hardware),
+        "requests": resources.requests(service.spec.hardware, loading_bytes),
+    }
+    if service.spec.engine.name == "Sluice":
+        image, arguments = (
+            image_of(service.spec.engine, settings),
+            _arguments(service, ceiling, commit),
+        )
+        told = {"args": arguments, "env": _worker_environment(service, settings)}
+        return {"containers": [_front(service, settings, "worker", image, told, held, "http")]}
+    capacity = ceiling or FOREIGN[service.spec.engine.name].default_capacity
+    told = {
+        "command": ["sluice-gate"],
+        "args": _gate_arguments(service, capacity),
+        "env": _own_environment(),
+    }
+    gate = _front(service, settings, "gate", settings.gate_image, told, _GATE_RESOURCES, "admin")
+    engine = _engine(service, settings, capacity, commit, held)
+    return {"initContainers": [*_copies(service, settings), engine], "containers": [gate]}
+
+
+def _front(
+    service: InferenceService,
+    settings: Settings,
+    name: str,
+    image: str,
+    told: Manifest,
+    held: Manifest,
+    probed: str,
+) -> Manifest:
+    """The container that clients reach. `probed`: name of the port that the kubelet asks."""
+    is_download = name == "gate" and service.spec.model.repo is not None
     return {
-        "name": "worker",
-        "image": service.spec.engine.image or settings.worker_image,
+        "name": name,
+        "image": image,
         "imagePullPolicy": settings.image_pull_policy,
-        "args": _arguments(service, ceiling, commit),
-        "env": [*_environment(service), *_hub_environment(service, settings)],
+        **told,
         "ports": [
             {"name": "http", "containerPort": API_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
-        "resources": {
-            "limits": resources.limits(hardware),
-            "requests": resources.requests(hardware, loading_bytes),
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "startupProbe": _probe("/healthz", period=2, failures=900),  # half an hour to listen
-        "livenessProbe": _probe("/healthz", period=10, failures=3),
-        "readinessProbe": _probe("/readyz", period=2, failures=2),
+        "resources": held,
+        "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
+        # Half an hour to listen, or for an engine that downloads six.
+        "startupProbe": _probe(
+            "/healthz", probed, period=2, failures=10_800 if is_download else 900
+        ),
+        "livenessProbe": _probe("/healthz", probed, period=10, failures=3),
+        "readinessProbe": _probe("/readyz", probed, period=2, failures=2),
         # For an end without a message: the worker writes why it ends, for our status, if it can.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": name, **mount} for name, _, mount in _volumes(service, settings)],
+        "volumeMounts": _mounts(service, settings, name),
     }
 
 
-def _probe(path: str, *, period: int, failures: int) -> Manifest:
+def _engine(
+    service: InferenceService, settings: Settings, capacity: int, commit: str, held: Manifest
+) -> Manifest:
+    """The engine of another maker, as a sidecar. A hung one is ended by its own probe, which asks
+    the gate: a restart of the gate would not help."""
+    spec, model = service.spec, service.spec.model
+    start = Start(
+        spec=spec,
+        model=model.repo or _model_directory(model),
+        capacity=capacity,
+        revision=commit or model.revision,
+        cache=_CACHE_MOUNT,
+    )
+    run = FOREIGN[spec.engine.name].invoke(start)
+    own = [{"name": name, "value": value} for name, value in run.env.items()]
+    given = [{"name": one.name, "value": one.value} for one in spec.engine.env]
+    home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "name": "engine",
+        "image": image_of(spec.engine, settings),
+        "imagePullPolicy": settings.image_pull_policy,
+        "restartPolicy": "Always",
+        **({"command": list(run.command)} if run.command else {}),
+        "args": [*run.args, *spec.engine.args, *run.owned],
+        "env": [
+            *given, *_environment(service), *home, *_hub_environment(service, settings), *own,
+        ],
+        "resources": held,
+        "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
+        "livenessProbe": {
+            **_probe("/healthz", ADMIN_PORT, period=10, failures=3),
+            "initialDelaySeconds": _GATE_START_S,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(service, settings, "engine"),
+    }  # fmt: skip
+
+
+def _copies(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """The container that brings our scheduler class into vLLM's pod."""
+    if not _has_scheduler(service):
+        return []
+    sources = [f"{_PACKAGES_FROM}/{name}" for name in PACKAGES]
+    return [
+        {
+            "name": "scheduler",
+            "image": settings.gate_image,
+            "imagePullPolicy": settings.image_pull_policy,
+            "command": ["cp", "-r", *sources, PACKAGES_DIR],
+            "resources": _GATE_RESOURCES,
+            "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
+            "volumeMounts": [{"name": "packages", "mountPath": PACKAGES_DIR}],
+        }
+    ]
+
+
+_FOR_ONE = {
+    "admin": ("worker", "gate"),
+    "runtime": ("worker", "gate"),
+    "keys": ("worker", "gate"),
+    "models": ("worker", "engine"),
+    "cache": ("worker", "engine"),
+    "ca": ("worker", "engine"),
+    "packages": ("engine",),
+    "tmp-gate": ("gate",),
+    "tmp": ("worker", "engine"),
+}
+"""Containers that mount a volume; others are for all. An engine never sees the gate's secrets."""
+
+
+def _mounts(service: InferenceService, settings: Settings, container: str) -> list[Manifest]:
+    return [
+        {"name": name, **mount}
+        for name, _, mount in _volumes(service, settings)
+        if container in _FOR_ONE.get(name, (container,))
+    ]
+
+
+def _probe(path: str, port: str | int, *, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": port},
         "periodSeconds": period,
         "timeoutSeconds": 5,
         "failureThreshold": failures,
@@ -178,11 +310,15 @@ def _probe(path: str, *, period: int, failures: int) -> Manifest:
 def _environment(service: InferenceService) -> list[Manifest]:
     # More threads than the quota carries are only throttled: 4 ms steps had an ITL P99 of 54 ms.
     threads = max(service.spec.hardware.cpu_millis // 1000, 1)
-    return [
-        {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir; the root is read-only
-        {"name": "OMP_NUM_THREADS", "value": str(threads)},
-        {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG},
-    ]
+    return [_HOME, {"name": "OMP_NUM_THREADS", "value": str(threads)}]
+
+
+def _worker_environment(service: InferenceService, settings: Settings) -> list[Manifest]:
+    return [*_environment(service), _LAST_WORDS, *_hub_environment(service, settings)]
+
+
+def _own_environment() -> list[Manifest]:
+    return [_HOME, _LAST_WORDS]
 
 
 def _hub_environment(service: InferenceService, settings: Settings) -> list[Manifest]:
@@ -218,9 +354,20 @@ def _storage(service: InferenceService) -> list[_Volume]:
     if claim:
         source = {"claimName": claim, "readOnly": True}
         storage.append(("models", {"persistentVolumeClaim": source}, _read_only(_CLAIM_MOUNT)))
-    if service.spec.model.repo:
+    if service.spec.model.repo or service.spec.engine.name == "Ollama":
         storage.append(("cache", _cache(service), {"mountPath": _CACHE_MOUNT}))
+    if service.spec.engine.name != "Sluice":
+        storage.append(("tmp-gate", {"emptyDir": {}}, {"mountPath": "/tmp"}))  # noqa: S108
+    if _has_scheduler(service):
+        storage.append(("packages", {"emptyDir": {}}, _read_only(PACKAGES_DIR)))
+        storage.append(("socket", {"emptyDir": {}}, {"mountPath": SOCKET_DIR}))
     return storage
+
+
+def _has_scheduler(service: InferenceService) -> bool:
+    """Whether a scheduler class of ours runs inside the engine."""
+    engine = FOREIGN.get(service.spec.engine.name)
+    return engine is not None and engine.loads_scheduler(service.spec)
 
 
 def _volumes(service: InferenceService, settings: Settings) -> list[_Volume]:
@@ -261,30 +408,48 @@ def _model_directory(model: Model) -> str:
 
 def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> list[str]:
     """The worker's flags, as a list: nothing from the object is ever parsed by a shell."""
+    model = service.spec.model
+    revision = commit or model.revision
+    start = Start(
+        spec=service.spec,
+        model=_model_directory(model),
+        capacity=ceiling,
+        revision=revision,
+        cache=_CACHE_MOUNT,
+    )
+    return [*sluice.arguments(start, _door(service), _frontend(service)), *service.spec.engine.args]
+
+
+def _door(service: InferenceService) -> dict[str, object]:
+    """What clients reach, of a worker and of a gate."""
+    name = service.spec.model.name
+    return {"served-model-name": name, "host": "", "port": API_PORT, "admin-port": ADMIN_PORT}
+
+
+def _frontend(service: InferenceService) -> dict[str, object]:
+    """Files and times of a worker and of a gate."""
     spec = service.spec
-    is_hub, has_gpu = spec.model.repo is not None, spec.hardware.accelerator == "nvidia"
-    chosen: dict[str, object] = {
-        "model": _model_directory(spec.model),
-        "revision": commit or spec.model.revision if is_hub else None,
-        "download-dir": _CACHE_MOUNT if is_hub else None,
-        "served-model-name": spec.model.name,
-        "host": "",
-        "port": API_PORT,
-        "admin-port": ADMIN_PORT,
-        "device": "cuda" if has_gpu else "cpu",
-        "dtype": spec.model.dtype,
-        "max-model-len": spec.model.max_model_len,
-        "max-num-seqs": ceiling,
-        "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
-        "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
-        "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
+    return {
         "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
         "runtime-config-dir": _RUNTIME_DIR,
         "shutdown-delay": DELAY_SECONDS,
         "shutdown-timeout": f"{spec.drain.timeout_s:g}",
     }
-    flags = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
-    caching = [] if spec.batching.prefix_caching else ["--no-enable-prefix-caching"]
-    drafts = [f"--speculative-config={_SPECULATION}"] if spec.batching.speculation == "Auto" else []
-    return [*flags, *caching, *drafts, *spec.engine.args]
+
+
+def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
+    spec = service.spec
+    given = flags(
+        {
+            "upstream": f"http://{LOOPBACK}:{spec.engine.port or PORT}",
+            "engine": FOREIGN[spec.engine.name].gate_name,
+            "max-num-seqs": capacity,
+            "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
+            "health-path": spec.engine.health_path,
+            "engine-socket": SOCKET if _has_scheduler(service) else None,
+            **_door(service),
+            **_frontend(service),
+        }
+    )
+    return list(given)

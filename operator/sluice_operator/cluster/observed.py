@@ -258,8 +258,10 @@ def _unready_trouble(unready_s: float) -> Trouble | None:
 
 
 def _last_end(status: Object) -> Ended | None:
-    """The last end of a container that stays. Init containers end when they are done."""
-    ends = filter(None, map(last_end, status.get("containerStatuses") or ()))
+    """The last end of a container that stays. Init containers end when they are done, except for a
+    sidecar, which alone is `started` while it runs."""
+    sidecars = [one for one in status.get("initContainerStatuses") or () if one.get("started")]
+    ends = filter(None, map(last_end, [*(status.get("containerStatuses") or ()), *sidecars]))
     return max(ends, key=lambda ended: ended.at_s, default=None)
 
 

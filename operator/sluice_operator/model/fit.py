@@ -17,6 +17,7 @@ from sluice_core.model.sizing import (
     plan_memory,
 )
 
+from ..engines import FOREIGN
 from ..reasons import Reason
 from ..spec.service import Spec
 from .checkpoint import ModelFacts, Unread
@@ -27,9 +28,11 @@ UNREAD_CAP = 4
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The checkpoint is there and cannot be served; the message says why."""
+    """The checkpoint is there and cannot be served; the message says why. `is_final`: by no engine,
+    for its Secret may not be used."""
 
     message: str
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,15 @@ class Fit:
 
 
 def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
-    """The memory arithmetic of the design, section 5, for one pod."""
+    """The memory arithmetic of the design, section 5, for one pod. Another engine may serve what we
+    cannot read or compute: then it decides."""
+    engine = FOREIGN.get(spec.engine.name)
+    if isinstance(found, Refused) and found.is_final:
+        return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
+    if engine and not engine.has_our_arithmetic and not isinstance(found, Unread):
+        return _left_to_the_engine(f"{spec.engine.name} sizes itself")
+    if engine and isinstance(found, Refused):
+        return _left_to_the_engine(f"{found.message} {spec.engine.name} decides")
     if isinstance(found, Unread):
         why = Reason.HEADERS_UNAVAILABLE
         return Fit("Unknown", why, found.message, is_pending=found.is_pending)
@@ -55,6 +66,8 @@ def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     try:
         memory = _plan(spec, found)
     except SizingError as e:
+        if engine:
+            return _left_to_the_engine(f"{e} {spec.engine.name} decides")
         return Fit("False", Reason.IMPOSSIBLE_SIZE, str(e), None, found)
     if memory.fits:
         return Fit("True", Reason.FITS, memory.explain(), memory, found)
@@ -62,16 +75,24 @@ def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     return Fit("False", Reason.INSUFFICIENT_MEMORY, message, memory, found)
 
 
+def _left_to_the_engine(message: str) -> Fit:
+    return Fit("Unknown", Reason.LEFT_TO_ENGINE, message)
+
+
 def ceiling_of(spec: Spec, fit: Fit) -> int | None:
-    """`--max-num-seqs` that memory and the user allow; None: the worker sizes itself."""
+    """`--max-num-seqs` that memory and the user allow; None: the worker sizes itself. Another
+    engine has a default, as it must be told its capacity."""
     if fit.memory:
         return fit.memory.ceiling
-    return None if spec.batching.max_num_seqs is None else most_num_seqs(spec)
+    is_told = spec.batching.max_num_seqs is not None or spec.engine.name in FOREIGN
+    return most_num_seqs(spec) if is_told else None
 
 
 def most_num_seqs(spec: Spec) -> int:
     """The most sequences that the user allows, also by default, whatever the memory."""
-    return most_sequences(spec.batching.max_num_seqs, _budget(spec))
+    engine = FOREIGN.get(spec.engine.name)
+    default = engine.default_capacity if engine else None
+    return most_sequences(spec.batching.max_num_seqs or default, _budget(spec))
 
 
 def _budget(spec: Spec) -> int:
@@ -86,7 +107,9 @@ def loading_bytes(fit: Fit) -> int:
 
 def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
     device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.accelerator == "nvidia" else "cpu"
-    saved = bytes_saved(found.shape, found.dtype, _argument(spec, "quantization"))
+    is_ours = spec.engine.name == "Sluice"
+    quantization = _argument(spec, "quantization") if is_ours else None
+    saved = bytes_saved(found.shape, found.dtype, quantization)
     return plan_memory(
         found.shape,
         total_bytes=spec.hardware.memory_bytes,
@@ -104,10 +127,10 @@ def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
 
 def _argument(spec: Spec, flag: str) -> str | None:
     """The value of a flag in `spec.engine.args`."""
-    given = dict(arg.removeprefix("--").split("=", 1) for arg in spec.engine.args)
-    return given.get(flag)
+    given = (arg.removeprefix("--").partition("=") for arg in spec.engine.args)
+    return next((value for name, _, value in given if name == flag), None)
 
 
 def _number(spec: Spec, flag: str) -> int | None:
     given = _argument(spec, flag)
-    return int(given) if given else None
+    return int(given) if given and given.isdigit() else None

@@ -120,11 +120,12 @@ class ModelReader:
             return None
         secret = await self._cluster.get(Ref("Secret", service.namespace, ref.name))
         if secret is None:
-            return Refused(f"spec.model.secretRef: there is no Secret {ref.name}.")
+            return Refused(f"spec.model.secretRef: there is no Secret {ref.name}.", is_final=True)
         if not may_be_sent(secret):
             return Refused(
                 f"spec.model.secretRef: {ref.name} must be a Secret of type Opaque that "
-                "the operator did not create."
+                "the operator did not create.",
+                is_final=True,
             )
         return token_of(secret)
 

@@ -6,22 +6,11 @@ The rules of amounts and durations stand beside their bounds in `kinds`.
 
 from typing import Final
 
+from .engine_rules import ENGINE_RULES, SPEC_RULES
 from .kinds import Schema, matches
 
 MAX_NAME_LENGTH = 40
 """Names of children and of their pods are the object's name and a suffix, within 63 characters."""
-ENGINE_FLAGS: Final = {
-    "block-size": "[1-9][0-9]{0,3}",
-    "liveness-timeout": "[1-9][0-9]{0,4}",
-    "load-format": "(auto|safetensors|dummy)",
-    "max-num-queued-reqs": "[0-9]{1,6}",
-    "num-gpu-blocks-override": "[1-9][0-9]{0,8}",
-    "parse-special": "(true|false)",
-    "quantization": "w8a8",
-    "seed": "[0-9]{1,9}",
-}
-"""Flags of the worker that `engine.args` may give, and their values. All others have a field here
-or belong to the operator, so the object gives no more rights than its fields do."""
 _NAME = matches(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _NAME_SAYS = "must be the name of a Kubernetes object"
 _IS_NAME = {_NAME: _NAME_SAYS}
@@ -40,11 +29,7 @@ RULES: Final[dict[str, dict[str, str]]] = {
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')":
             "metadata.name must be lower-case letters, digits and -, starting with a letter",
     },
-    "spec": {
-        "self.hardware.accelerator == 'cpu' || !has(self.engine.args) || "
-        "!self.engine.args.exists(a, a.startsWith('--quantization='))":
-            "engine.args: --quantization=w8a8 is for accelerator cpu only",
-    },
+    "spec": SPEC_RULES,
     "spec.apiKeySecretRef.name": _IS_NAME,
     "spec.model": {
         "self.task == 'Generate'": "task: only Generate is built yet",
@@ -73,10 +58,7 @@ RULES: Final[dict[str, dict[str, str]]] = {
     },
     "spec.model.secretRef.name": _IS_NAME,
     "spec.model.cache.pvc": _IS_NAME,
-    "spec.engine": {
-        "self.name == 'Sluice'":
-            "name: only Sluice is built yet; VLLM, SGLang, TGI and Ollama are later work",
-    },
+    "spec.engine": ENGINE_RULES,
     "spec.engine.image": {
         f"self == '' || {_IMAGE}":
             "must be an image such as registry/worker:1.0, or with @sha256:...",
@@ -85,11 +67,10 @@ RULES: Final[dict[str, dict[str, str]]] = {
         "self.all(a, !a.contains('=') || "
         "self.exists_one(b, b.startsWith(a.split('=')[0] + '=')))": "must not give a flag twice",
     },
-    "spec.engine.args[]": {
-        matches("--(" + "|".join(f"{flag}={value}" for flag, value in ENGINE_FLAGS.items()) + ")"):
-            "must be --FLAG=VALUE with a value that fits and FLAG one of "
-            + ", ".join(ENGINE_FLAGS),
+    "spec.engine.env[].name": {
+        matches("[A-Za-z_][A-Za-z0-9_]*"): "must be the name of a variable",
     },
+    "spec.engine.healthPath": {matches("/[A-Za-z0-9._/-]*"): "must be a path such as /health"},
     "spec.hardware": {
         "self.accelerator != 'cpu' || !has(self.gpus) || self.gpus == 0":
             "gpus must be 0 or left out with accelerator cpu",

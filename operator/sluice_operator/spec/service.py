@@ -23,7 +23,6 @@ from .kinds import (
     auto_or,
     duration,
 )
-from .rules import ENGINE_FLAGS
 from .schema import wire_form
 
 GROUP = "sluice.dev"
@@ -36,7 +35,7 @@ MAX_HISTORY = 5
 """Changes of replicas that `status.scaling.history` keeps."""
 Task = Literal["Generate", "Embed", "Classify", "Score", "ImageEmbed", "ImageClassify"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-EngineName = Literal["Sluice", "VLLM", "SGLang", "TGI", "Ollama"]
+EngineName = Literal["Sluice", "VLLM", "SGLang", "LlamaCpp", "Ollama", "TGI", "Custom"]
 BatchingMode = Literal["Continuous", "Static"]
 Order = Literal["Deadline", "FCFS"]
 Speculation = Literal["Auto", "Never"]
@@ -105,20 +104,40 @@ class Model(SpecObject, frozen=True):
         return self.uri.removeprefix("file://").rstrip("/") if self.scheme == "file" else None
 
 
-class EngineSpec(SpecObject, frozen=True):
-    """What serves it.
+Argument = Annotated[str, Meta(min_length=1, max_length=253)]
 
-    name: Which engine; only Sluice is built yet.
-    image: Image of the pods; empty or left out, the operator's own worker image.
-    args: Flags for the engine that have no field here, each as --FLAG=VALUE.
+
+class EnvVar(SpecObject, frozen=True):
+    """A variable of the engine's container.
+
+    name: Its name.
+    value: Its value.
+    """
+
+    name: Text
+    value: Annotated[str, Meta(min_length=0, max_length=1024)] = ""
+
+
+class EngineSpec(SpecObject, frozen=True):
+    """What serves it. Another engine than Sluice runs behind a gate in the same pod.
+
+    name: Which engine; Custom is any server with OpenAI's routes.
+    image: Image of the engine; empty or left out, the operator's default for it.
+    command: Command of a Custom engine; left out, the image's own.
+    args: Flags for the engine that have no field here, each as --FLAG=VALUE. They win over ours,
+      except for host, port and capacity, which the gate needs.
+    env: Variables of another engine than Sluice.
+    port: Port on which a Custom engine listens inside the pod; left out, 8100.
+    healthPath: Path that answers 200 when a Custom engine serves; left out, /health.
     """
 
     name: EngineName = "Sluice"
     image: TextOrEmpty | None = None
-    args: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
-        Meta(max_length=len(ENGINE_FLAGS)),
-    ] = ()
+    command: Annotated[tuple[Argument, ...], Meta(max_length=16)] = ()
+    args: Annotated[tuple[Argument, ...], Meta(max_length=32)] = ()
+    env: Annotated[tuple[EnvVar, ...], Meta(max_length=32)] = ()
+    port: Annotated[int, Meta(ge=1024, le=65535)] | None = None
+    health_path: Text | None = None
 
 
 class Batching(SpecObject, frozen=True):
@@ -134,7 +153,8 @@ class Batching(SpecObject, frozen=True):
     maxNumBatchedTokens: Token budget of one step; Auto: the engine's default.
     memoryUtilization: Share of the memory that may be used, as a string such as "0.90".
     prefixCaching: Reuse the KV blocks of equal prefixes.
-    speculation: Auto: n-gram drafts for greedy requests, while over 80 % of them are right.
+    speculation: Auto: n-gram drafts for greedy requests, while over 80 % of them are right. Other
+      engines draft only where their args say.
     """
 
     mode: BatchingMode = "Continuous"

@@ -420,6 +420,7 @@ def _batching(report: Report) -> dict[str, Any]:
         "maxNumSeqs": runtime.cap,
         "initialNumSeqs": report.service.spec.batching.initial_num_seqs,
         "epoch": runtime.epoch,
+        **_measured(report.configs),
     }
     if decision is not None:
         part |= _why(decision.cap_move, decision.cap)
@@ -437,6 +438,17 @@ def _batching(report: Report) -> dict[str, Any]:
             "reason": change.reason,
         }
     return {key: value for key, value in part.items() if value is not None}
+
+
+def _measured(configs: Sequence[RuntimeConfig]) -> dict[str, Any]:
+    """Where pods hold the cap and what they measure gaps on: of the least precise pod."""
+    if not configs:
+        return {}
+    gaps = {config.gaps_from for config in configs}
+    return {
+        "capIs": "gate" if any(config.cap_is == "gate" for config in configs) else "live",
+        "gapsFrom": next(one for one in ("chunks", "engine", "tokens") if one in gaps),
+    }
 
 
 def _why(move: Move, now: int) -> dict[str, Any]:

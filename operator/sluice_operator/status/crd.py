@@ -24,6 +24,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Ready", "string", _condition("Ready", "status"), 0),
     ("Replicas", "integer", ".status.readyReplicas", 0),
     ("Model", "string", ".spec.model.uri", 0),
+    ("Engine", "string", ".spec.engine.name", 0),
     ("Cap", "integer", ".status.batching.maxNumSeqs", 0),
     ("P99-TTFT", "string", ".status.slo.timeToFirstToken.p99", 0),
     ("P99-ITL", "string", ".status.slo.interTokenLatency.p99", 0),

@@ -6,6 +6,8 @@ our words are texts. The API server refuses a whole status for one word that an 
 
 from typing import Any, Literal, get_args
 
+from sluice_core.contract import CapIs, GapsFrom
+
 from ..spec.kinds import Schema
 from ..spec.service import MAX_HISTORY
 from ..tuner.types import LimitedBy, Verdict
@@ -105,6 +107,8 @@ STATUS = group(
         ceiling=say(COUNT, "Most that memory and the user allow; fixed at start."),
         maxNumSeqs=say(COUNT, "The cap in force."),
         initialNumSeqs=say(COUNT, "The cap before any evidence."),
+        capIs=one_of("Where the cap is held; gate: before an engine that runs more.", CapIs),
+        gapsFrom=one_of("What gaps between tokens are measured on.", GapsFrom),
         reason=say(TEXT, "Why the cap is what it is, at the last look."),
         message=say(MESSAGE, "The same with its evidence."),
         proposed=say(COUNT, "The cap that advisory mode would set."),

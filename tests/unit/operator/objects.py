@@ -62,6 +62,15 @@ _QUANTISED_ON_A_GPU = {
     "engine": {"args": ["--seed=1", "--quantization=w8a8"]},
     "hardware": _ON_A_GPU,
 }
+_IMAGE, _HUB = {"image": "r/e:1"}, {"uri": "hf://a/b"}
+
+
+def _of(engine: str, says: str, **changes: Any) -> Invalid:
+    """The valid object with another engine, and `changes` of its spec."""
+    spec = {**valid_object()["spec"], "engine": {"name": engine, **_IMAGE}, **changes}
+    return Invalid("spec", spec, says)
+
+
 INVALID = [
     Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
     Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B@v1", "give a revision in spec.model.revision"),
@@ -84,7 +93,31 @@ INVALID = [
     Invalid("spec.model.maxModelLen", "4k", "must be of type integer"),
     Invalid("spec.model.name", "a b", "must be letters, digits and"),
     Invalid("spec.model", REMOVED, "Required value"),
-    Invalid("spec.engine.name", "VLLM", "only Sluice is built yet"),
+    Invalid("spec.engine.name", "TensorRT", "Unsupported value"),
+    Invalid("spec.engine", {"name": "VLLM", **_IMAGE, "args": ["--port=1"]}, "the gate owns"),
+    Invalid("spec.engine", {"name": "VLLM", **_IMAGE, "args": ["--max_num_seqs=1"]}, "gate owns"),
+    Invalid("spec.engine", {"name": "SGLang", **_IMAGE, "args": ["--host"]}, "the gate owns"),
+    Invalid("spec.engine", {"name": "TGI", **_IMAGE, "args": ["-p=1"]}, "the gate owns"),
+    Invalid("spec.engine", {"name": "Ollama", "args": ["-v"]}, "Ollama takes no flags; use env"),
+    Invalid("spec.engine", {"name": "VLLM"}, "the default image needs accelerator nvidia"),
+    Invalid("spec.engine", {"name": "Custom"}, "Custom has no default image"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, "port": 8001}, "the gate has 8000"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, "healthPath": "a"}, "must be a path such"),
+    Invalid("spec.engine", {"name": "Ollama", "command": ["a"]}, "belong to Custom only"),
+    Invalid("spec.engine.env", [{"name": "A"}], "env belongs to other engines than Sluice"),
+    Invalid("spec.engine", {"name": "Ollama", "env": [{"name": "a-b"}]}, "the name of a variable"),
+    Invalid(
+        "spec.engine", {"name": "Ollama", "env": [{"name": "OLLAMA_HOST"}]}, "set by the operator"
+    ),
+    _of("LlamaCpp", "model.uri: LlamaCpp needs the path of a .gguf file"),
+    _of("LlamaCpp", "model.revision: LlamaCpp and", model={**_HUB, "revision": "a"}),
+    _of("Ollama", "model.secretRef: Ollama sends no", model={**_HUB, "secretRef": {"name": "a"}}),
+    _of("Ollama", "model.dtype: the file or", model={**_HUB, "dtype": "float16"}),
+    _of("TGI", "TGI has no float32", model={**_HUB, "dtype": "float32"}),
+    _of("Custom", "model.maxModelLen: give it", model={**_HUB, "maxModelLen": 9}),
+    _of("Ollama", "batching.maxNumBatchedTokens: Ollama", batching={"maxNumBatchedTokens": 64}),
+    _of("LlamaCpp", "batching.memoryUtilization:", model=_HUB, batching={"memoryUtilization": "1"}),
+    _of("Ollama", "batching.prefixCaching: it cannot", batching={"prefixCaching": False}),
     Invalid("spec.engine.image", "a;reboot", "must be an image"),
     Invalid("spec.engine.args", ["--model=/etc"], "must be --FLAG=VALUE"),
     Invalid("spec.engine.args", ["--seed=1 --model=/"], "must be --FLAG=VALUE"),

@@ -262,7 +262,7 @@ async def test_a_secret_that_is_named_before_it_is_there_is_looked_at_when_it_is
     asked = create_service(model={"uri": "hf://org/open", "secretRef": {"name": "other-admin"}})
     by = Reader(create_service())
     absent = "spec.model.secretRef: there is no Secret other-admin."
-    assert await by.found(asked, serving=False) == Refused(absent)
+    assert await by.found(asked, serving=False) == Refused(absent, is_final=True)
     labels = {manifests.MANAGED_BY_LABEL: manifests.MANAGED_BY}
     by.secrets.held["other-admin"] = {"metadata": {"labels": labels}, "data": {"token": "YWRtaW4="}}
     refused = await by.found(asked, serving=False, now=NOW + 100)

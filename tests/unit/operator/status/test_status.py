@@ -501,6 +501,15 @@ def test_a_transition_is_a_change_of_status_and_not_of_words() -> None:
         assert (condition["lastTransitionTime"] == times[condition["type"]]) is same
 
 
+def test_the_status_says_where_the_cap_is_held_and_what_gaps_are_of() -> None:
+    """With pods of two kinds, as in a rollout, the least precise one is told."""
+    gate, live = create_config(cap_is="gate", gaps_from="chunks"), create_config()
+    for configs, said in (((live,), ("live", "tokens")), ((live, gate), ("gate", "chunks"))):
+        batching = build(_report(configs=configs), {}, NOW)["batching"]
+        assert (batching["capIs"], batching["gapsFrom"]) == said
+    assert "capIs" not in build(_report(), {}, NOW)["batching"]
+
+
 def test_nothing_changes_in_the_status_while_nothing_happens() -> None:
     report = _report(evidence=(create_evidence(),), configs=(create_config(),))
     first = build(report, {}, NOW)

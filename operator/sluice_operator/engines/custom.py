@@ -1,0 +1,19 @@
+"""Any server with OpenAI's routes: image, command, port and health path come from the object. Pure.
+
+`$(SLUICE_MODEL)` and `$(SLUICE_CAPACITY)` in its arguments are replaced by the kubelet.
+"""
+
+from .engine import Engine, Invocation, Start
+
+
+def _invoke(start: Start) -> Invocation:
+    env = {
+        "SLUICE_MODEL": start.model,
+        "SLUICE_MODEL_NAME": start.spec.model.name,
+        "SLUICE_CAPACITY": str(start.capacity),
+        **({"SLUICE_REVISION": start.revision} if start.is_hub and start.revision else {}),
+    }
+    return Invocation(start.spec.engine.command, env=env)
+
+
+ENGINE = Engine(gate_name="custom", image="", invoke=_invoke, default_capacity=256)

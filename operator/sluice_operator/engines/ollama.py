@@ -1,0 +1,39 @@
+"""Ollama, which is told by variables and loads the model before the gate is ready. Pure."""
+
+from .engine import LOOPBACK, PORT, Engine, Invocation, Start
+
+_SERVE = """
+ollama serve & server=$!
+trap 'kill "$server"' TERM
+until ollama list >/dev/null 2>&1; do sleep 1; done
+if [ -n "$SLUICE_PULL" ]; then
+  ollama pull "$SLUICE_PULL" && ollama cp "$SLUICE_PULL" "$SLUICE_NAME"
+else
+  printf 'FROM %s\\n' "$SLUICE_FILE" > /tmp/Modelfile && ollama create "$SLUICE_NAME" -f /tmp/Modelfile
+fi && ollama run "$SLUICE_NAME" "" >/dev/null || exit 1
+wait "$server"
+"""  # noqa: E501 - a shell's line
+"""Names come by variables, and the shell parses none of them. An empty prompt loads the model."""
+
+
+def _invoke(start: Start) -> Invocation:
+    spec = start.spec
+    length = spec.model.max_model_len
+    source = (
+        {"SLUICE_PULL": f"hf.co/{start.model}"} if start.is_hub else {"SLUICE_FILE": start.model}
+    )
+    env = {
+        "OLLAMA_HOST": f"{LOOPBACK}:{PORT}",
+        "OLLAMA_NUM_PARALLEL": str(start.capacity),
+        "OLLAMA_KEEP_ALIVE": "-1",
+        "OLLAMA_MODELS": start.cache,
+        "SLUICE_NAME": spec.model.name,
+        **({} if length is None else {"OLLAMA_CONTEXT_LENGTH": str(length)}),
+        **source,
+    }
+    return Invocation(("sh", "-c", _SERVE), env=env)
+
+
+ENGINE = Engine(
+    gate_name="ollama", image="ollama/ollama:0.17.4", invoke=_invoke, default_capacity=4
+)

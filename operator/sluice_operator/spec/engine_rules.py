@@ -1,0 +1,101 @@
+"""The CEL rules that depend on the engine: what each takes, and what the gate must own."""
+
+from typing import Final
+
+from .kinds import matches
+
+ENGINE_FLAGS: Final = {
+    "block-size": "[1-9][0-9]{0,3}",
+    "liveness-timeout": "[1-9][0-9]{0,4}",
+    "load-format": "(auto|safetensors|dummy)",
+    "max-num-queued-reqs": "[0-9]{1,6}",
+    "num-gpu-blocks-override": "[1-9][0-9]{0,8}",
+    "parse-special": "(true|false)",
+    "quantization": "w8a8",
+    "seed": "[0-9]{1,9}",
+}
+"""Flags of the worker that `engine.args` may give, and their values. All others have a field here
+or belong to the operator, so the object gives no more rights than its fields do."""
+OWNED_FLAGS: Final = {
+    "VLLM": ("--host", "--port", "--uds", "--api-key", "--max-num-seqs"),
+    "SGLang": (
+        "--host", "--port", "--api-key", "--max-running-requests", "--enable-metrics",
+    ),
+    "TGI": ("--hostname", "--port", "-p", "--api-key", "--max-concurrent-requests"),
+    "LlamaCpp": (
+        "--host", "--port", "--api-key", "--parallel", "-np", "--ctx-size", "-c", "--metrics",
+    ),
+}  # fmt: skip
+"""Flags that the gate must own: nothing may pass beside it, and its cap must be the bound."""
+OWNED_VARIABLES: Final = (
+    "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "HOME", "LLAMA_CACHE", "PYTHONPATH", "OLLAMA_HOST",
+    "OLLAMA_NUM_PARALLEL", "OLLAMA_KEEP_ALIVE", "OLLAMA_MODELS", "OLLAMA_CONTEXT_LENGTH",
+    "PREFIX_CACHING", "SLUICE_.*",
+)  # fmt: skip
+
+
+def _is(*names: str) -> str:
+    """CEL, at `spec`: the engine is one of `names`."""
+    return f"self.engine.name in [{', '.join(repr(name) for name in names)}]"
+
+
+def _owned() -> dict[str, str]:
+    """Each engine's own rule: a list of all flags would refuse one engine's for another's."""
+    rules = {}
+    for name, flags in OWNED_FLAGS.items():
+        form = matches(f"({'|'.join(flags)})(=.*)?", "a.replace('_', '-')")
+        rule = f"self.name != '{name}' || !has(self.args) || !self.args.exists(a, {form})"
+        rules[rule] = (
+            f"args: the gate owns {', '.join(flags)}; see maxNumSeqs, maxModelLen, apiKeySecretRef"
+        )
+    return rules
+
+
+_FLAG = matches(
+    "--(" + "|".join(f"{flag}={value}" for flag, value in ENGINE_FLAGS.items()) + ")", "a"
+)
+ENGINE_RULES: Final = {
+    f"self.name != 'Sluice' || !has(self.args) || self.args.all(a, {_FLAG})":
+        "args: each must be --FLAG=VALUE with a value that fits and FLAG one of "
+        + ", ".join(ENGINE_FLAGS),
+    "self.name != 'Sluice' || !has(self.env) || self.env.size() == 0":
+        "env belongs to other engines than Sluice",
+    **_owned(),
+    "self.name != 'Ollama' || !has(self.args) || self.args.size() == 0":
+        "args: Ollama takes no flags; use env",
+    "self.name == 'Custom' || (!has(self.port) && !has(self.healthPath) && "
+    "(!has(self.command) || self.command.size() == 0))":
+        "command, port and healthPath belong to Custom only",
+    "self.name != 'Custom' || (has(self.image) && self.image != '')":
+        "image: Custom has no default image",
+    "!has(self.port) || !(self.port in [8000, 8001])": "port: the gate has 8000 and 8001",
+    "!has(self.env) || !self.env.exists(e, "
+    + matches("|".join(OWNED_VARIABLES), "e.name") + ")":
+        "env: these are set by the operator: " + ", ".join(OWNED_VARIABLES).replace(".*", "..."),
+}  # fmt: skip
+SPEC_RULES: Final = {
+    f"!({_is('Sluice')}) || self.hardware.accelerator == 'cpu' || !has(self.engine.args) || "
+    "!self.engine.args.exists(a, a.startsWith('--quantization='))":
+        "engine.args: --quantization=w8a8 is for accelerator cpu only",
+    f"!({_is('VLLM', 'SGLang', 'TGI')}) || self.hardware.accelerator == 'nvidia' || "
+    "(has(self.engine.image) && self.engine.image != '')":
+        "engine.image: the default image needs accelerator nvidia; name one for cpu",
+    f"!({_is('LlamaCpp', 'Ollama')}) || !has(self.model.revision)":
+        "model.revision: LlamaCpp and Ollama fetch the newest only",
+    f"!({_is('Ollama')}) || !has(self.model.secretRef)":
+        "model.secretRef: Ollama sends no token; use pvc:// for a gated model",
+    f"!({_is('LlamaCpp', 'Ollama', 'Custom')}) || self.model.dtype == 'auto'":
+        "model.dtype: the file or the command decides it for LlamaCpp, Ollama and Custom",
+    f"!({_is('TGI')}) || self.model.dtype != 'float32'": "model.dtype: TGI has no float32",
+    f"!({_is('LlamaCpp')}) || self.model.uri.startsWith('hf://') || "
+    "self.model.uri.endsWith('.gguf')":
+        "model.uri: LlamaCpp needs the path of a .gguf file",
+    f"!({_is('Custom')}) || !has(self.model.maxModelLen)":
+        "model.maxModelLen: give it in the args of Custom",
+    f"!({_is('Ollama', 'Custom')}) || type(self.batching.maxNumBatchedTokens) != int":
+        "batching.maxNumBatchedTokens: Ollama and Custom have no such setting here",
+    f"!({_is('LlamaCpp', 'Ollama', 'Custom')}) || double(self.batching.memoryUtilization) == 0.9":
+        "batching.memoryUtilization: LlamaCpp, Ollama and Custom have no such setting",
+    f"!({_is('Ollama', 'Custom')}) || self.batching.prefixCaching":
+        "batching.prefixCaching: it cannot be switched off in Ollama, and is in the args of Custom",
+}  # fmt: skip
