@@ -319,8 +319,9 @@ async def test_nobody_reloads_or_unloads_ollamas_model(rig: Rig) -> None:
     async with rig.gate() as (_, clients):
         loaded = (await asyncio.to_thread(httpx.get, f"{rig.engine.url}/api/ps")).json()
         prompt = {"model": "bench", "prompt": "a", "stream": False}
-        for change in ({"options": {"num_ctx": 512, "num_predict": 4}}, {"keep_alive": 0}):
-            status, text = await clients.ask("/api/generate", **prompt, **change)
+        for change in ({"num_ctx": 512}, {"num_batch": 16}, {}):
+            options, keep = {"num_predict": 4, **change}, {} if change else {"keep_alive": 0}
+            status, text = await clients.ask("/api/generate", **prompt, options=options, **keep)
             assert status in (200, 400), text
         now = (await asyncio.to_thread(httpx.get, f"{rig.engine.url}/api/ps")).json()
         assert [m["context_length"] for m in now["models"]] == [
