@@ -15,7 +15,7 @@ setup: .venv/.ready
 
 lint: setup
 	@.venv/bin/ruff format --check . && .venv/bin/ruff check .
-	@.venv/bin/mypy core/sluice_core frontend/sluice_frontend gate/sluice_vllm operator/sluice_operator worker/sluice_worker kernels/sluice_kernels cli/sluice cluster
+	@.venv/bin/mypy core/sluice_core frontend/sluice_frontend gate/sluice_gate gate/sluice_vllm operator/sluice_operator worker/sluice_worker kernels/sluice_kernels cli/sluice cluster
 	@.venv/bin/mypy tests && .venv/bin/lint-imports
 	@PYTHONPATH=tests $(PY) -m rooms
 

@@ -19,6 +19,7 @@ from pathlib import Path
 BUDGETS = {
     "core/sluice_core": 1_900,
     "frontend/sluice_frontend": 3_900,
+    "gate/sluice_gate": 1500,
     "gate/sluice_vllm": 500,
     "worker/sluice_worker": 11_000,
     "operator/sluice_operator": 8_400,

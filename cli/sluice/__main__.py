@@ -9,6 +9,7 @@ from typing import Any
 
 COMMANDS = {
     "bench": "Send one running server the same bursts at several caps, and say what each brings.",
+    "gate": "Stand before an engine that runs already: a live cap, a queue, evidence and metrics.",
     "load": "Send an OpenAI endpoint closed- or open-loop load or bursts; one JSON object a line.",
     "report": "Say what one service promised, held and cost, and what would help.",
     "serve": "Serve one model on this machine, without Kubernetes.",
@@ -57,6 +58,8 @@ def _run(arguments: list[str], chosen: str) -> int:
         if name == chosen:
             _imported(name).add_arguments(command)
     args, unknown = parser.parse_known_args(arguments)
+    if args.command == "gate":
+        args.flags, unknown = unknown, []
     if unknown:
         order = "; flags go after MODEL" if args.command == "serve" else ""
         told = f"unrecognized arguments: {' '.join(unknown)}{order}"

@@ -254,14 +254,17 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         cap: Cap = ClientLimit(api, args.url)
         if args.admin_url:
             cap = await named_live(a, args.admin_url, asked)
-        elif served.is_ours and not args.client_side:
+        elif not args.client_side:
             cap = await find_live(api, a, args.url, asked) or cap
         usable = [c for c in args.max_num_seqs if cap.ceiling is None or c <= cap.ceiling]
         if not usable:
             raise EndpointError(f"every cap is over the server's ceiling of {cap.ceiling}")
         bench = Bench(
             api, args, cap, traffic,
-            Shape(traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, served.name),
+            Shape(
+                traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, served.name,
+                words=args.words,
+            ),
             args.slo or Targets("99", None, None, None),
             {c: Tally(c) for c in usable},
             random.Random(args.seed),  # noqa: S311 - a load, not a secret

@@ -144,7 +144,9 @@ async def run(args: argparse.Namespace) -> int:
     """
     rng = random.Random(args.seed)  # noqa: S311 - a load, not a secret
     (prompt, longest), (least, most) = sorted(args.prompt_tokens), sorted(args.max_tokens)
-    shape = Shape((prompt, longest), (least, most), args.vocab_size, args.model, not args.whole)
+    shape = Shape(
+        (prompt, longest), (least, most), args.vocab_size, args.model, not args.whole, args.words
+    )
     ledgers: list[Ledger] = []
     async with open_session(args.api_key_file, REQUEST_TIMEOUT_SECONDS) as session:
 

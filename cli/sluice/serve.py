@@ -13,6 +13,9 @@ from sluice_operator.cluster.address import in_url
 from sluice_worker import __main__ as worker
 from sluice_worker.base.config import WorkerConfig
 
+from sluice import foreign
+from sluice.engines import ENGINES
+
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Device files of a GPU driver: CUDA's own, and WSL's."""
 CPU_UTILIZATION = "0.5"
@@ -21,17 +24,21 @@ GIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=[*ENGINES], help="another engine, behind a gate")
     parser.add_argument("model", metavar="MODEL", help="a directory, ORG/NAME or hf://ORG/NAME@REV")
     parser.add_argument(
         "flags",
         metavar="FLAGS",
         nargs=argparse.REMAINDER,
-        help="sluice-worker's, after MODEL, spelled as vLLM's; --max-num-seqs 1 for one user",
+        help="sluice-worker's, after MODEL, spelled as vLLM's; --max-num-seqs 1 for one user. With "
+        "--engine: sluice-gate's, and after -- the engine's own",
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Entry of `sluice serve`: 0 after Ctrl-C or SIGTERM, 1 if the engine died, 2 if it cannot."""
+    if args.engine:
+        return foreign.main(args.engine, args.model, args.flags)
     return worker.run("sluice serve", arguments(args.model, args.flags), Narration)
 
 

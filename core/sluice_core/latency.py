@@ -120,10 +120,13 @@ class Tail:
     of chunks. Not a ratio: a hiccup (a throttled CPU, another process) lasts as long in a short
     step as in a long one. `stretch`: P90 of a prefill token's time over its mean, at least 1. A
     token after a long context takes longer, which a model linear in tokens cannot express.
+    `chunk_ms`: mean time that a chunk of any size adds by itself, as where only steps without one
+    are CUDA graphs.
     """
 
     ms: float = 0.0
     stretch: float = 1.0
+    chunk_ms: float = 0.0
 
 
 def chunk_limit(
@@ -135,7 +138,8 @@ def chunk_limit(
     slowdown: float = 1.0,
 ) -> int:
     """Prefill tokens that keep the step's tail within the target; may be negative."""
-    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * law.step_ms(decodes, kv_tokens, 0)
+    least_ms = law.step_ms(decodes, kv_tokens, 0) + tail.chunk_ms
+    room_ms = itl_ms - max(tail.ms, 0.0) - slowdown * least_ms
     # A chunk's own context counts as well: at most itself, beside what came before it.
     per_token_ms = slowdown * (law.c + law.d * tail.stretch)
     return int(room_ms / per_token_ms) if per_token_ms > 0 else NO_LIMIT

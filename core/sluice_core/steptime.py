@@ -13,6 +13,11 @@ as it is larger: this is no interference. A fit on few sequences may find that o
 A pod throttled by its CPU quota has no interference: it alternates between running and pausing.
 When its pauses counted as interference, each fit made the model faster, until it was faster than
 every step.
+
+With CUDA graphs, a step with a prompt chunk is launched operation by operation and others are not.
+Then a fifth column holds what a chunk of any size costs. Without it, small chunks seem dear and
+large ones dearer, no large one is ever tried, and nothing corrects the fit: on an H200, chunks of
+32 tokens doubled each step and a load of 5 requests/s overloaded the worker.
 """
 
 import itertools
@@ -54,6 +59,9 @@ KNOWN_STEPS = 16
 REGIME_S = 30.0
 """Interference that lasts this long is the pod's normal speed, as in the tuner (`REGIME_TICKS`)."""
 
+AT, MS, SLOWDOWN, WORK = range(4)
+"""Columns of a row; the step's work is in those from WORK on."""
+DECODES, PREFILL = WORK + 1, WORK + 3
 Matrix = NDArray[np.float64]
 
 
@@ -74,24 +82,27 @@ class StepTimes:
     `slowdown`: current ratio of measured to predicted step time; 1 if they hardly differ.
     """
 
-    def __init__(self) -> None:
-        # Rows: at_s, 1, decodes, kv_tokens, prefill_tokens, ms, slowdown; a ring for each shape.
-        self._rows: Matrix = np.empty((0, 7))
+    def __init__(self, *, has_graphs: bool = False) -> None:
+        """has_graphs: steps without prompt chunks are CUDA graphs, others are not."""
+        # Rows: at_s, ms, slowdown, 1, decodes, kv_tokens, prefill_tokens, and with graphs 1 where
+        # there is prefill; a ring for each shape.
+        self._width = WORK + 4 + has_graphs
+        self._rows: Matrix = np.empty((0, self._width))
         self._rings: dict[tuple[int, int, int], Iterator[int]] = {}
-        self._anchor: Matrix = np.empty((0, 7))
+        self._anchor: Matrix = np.empty((0, self._width))
         # The newest rows, each with its measured over its predicted time.
         self._newest: deque[tuple[int, float]] = deque(maxlen=INTERFERENCE_STEPS)
         self._interference: _Interference | None = None
         self._throttled_at = -np.inf
         self._is_fitted = False
-        self._known = 0
+        self._known, self._longest = 0, MIN_CHUNK_TOKENS
         self.model: StepModel | None = None
         self.tail = Tail()
         self.slowdown = 1.0
 
     def set_profile(self, records: Seq[StepRecord]) -> None:
         """Start from the steps measured before any traffic."""
-        self._anchor = np.array([_row(record) for record in records]).reshape(-1, 7)
+        self._anchor = np.array([self._row(record) for record in records]).reshape(-1, self._width)
         if records:
             self._fit(self._anchor[:0])
             self._known = _most(int(_sizes(self._anchor).max()))
@@ -107,25 +118,35 @@ class StepTimes:
         if ring is None:
             first = len(self._rows)
             ring = self._rings[shape] = itertools.cycle(range(first, first + BUCKET_RECORDS))
-            self._rows = np.concatenate([self._rows, np.full((BUCKET_RECORDS, 7), -np.inf)])
+            self._rows = np.concatenate(
+                [self._rows, np.full((BUCKET_RECORDS, self._width), -np.inf)]
+            )
         place = next(ring)
-        self._rows[place] = _row(record)
+        self._rows[place] = self._row(record)
         if self.model is None or record.at_s < self._throttled_at + MAX_AGE_S:
             return
         self._compare(place, record, self.model)
 
+    def _row(self, record: StepRecord) -> list[float]:
+        work = (record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens)
+        row = [record.at_s, max(record.step_ms, 1e-3), 1.0, 1, *work, record.num_prefill_tokens > 0]
+        return row[: self._width]
+
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
         """The steps around a step show interference, so the first slow one gets a slowdown too."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
-        interference = self._interference or _Interference(record.at_s, model, self._known)
-        ratio = record.step_ms / max(interference.before.step_ms(*work), 1e-6)
+        chunk_ms = self.tail.chunk_ms
+        interference = self._interference or _Interference(
+            record.at_s, model, chunk_ms, self._known
+        )
+        ratio = record.step_ms / max(interference.step_ms(*work), 1e-6)
         larger = max(record.num_decodes / max(interference.known, 1), 1.0)
         if interference.is_regime and 1 < ratio <= larger:
             return  # such a step does not show that the interference lasts
         ratio = min(ratio, max(ratio / larger, 1.0))
         self._newest.append((place, ratio))
         if self._is_fitted:
-            self._rows[place, 6] = min(
+            self._rows[place, SLOWDOWN] = min(
                 self.slowdown, max(ratio, 1.0)
             )  # the interference may be over
         if len(self._newest) < INTERFERENCE_STEPS:
@@ -134,7 +155,7 @@ class StepTimes:
         median = sorted(ratio for _, ratio in self._newest)[middle]
         shift = median if abs(median - 1) > INTERFERENCE_SHIFT else 1.0
         if self._is_fitted:  # else the model is still to learn how fast the pod is
-            self._rows[self._newest[middle][0], 6] = shift
+            self._rows[self._newest[middle][0], SLOWDOWN] = shift
         if shift <= 1:
             self._interference = None
         elif self._interference is None and self._is_fitted:
@@ -147,7 +168,19 @@ class StepTimes:
         if self.model is None:
             return NO_LIMIT
         limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
-        return chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
+        limit = chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
+        return limit if limit >= MIN_CHUNK_TOKENS else max(limit, self._worthwhile)
+
+    @property
+    def _worthwhile(self) -> int:
+        """Tokens that take as long as a chunk costs by itself, but at most twice what was measured.
+
+        No chunk may keep the target. Then few long ones break it less often than many short ones.
+        """
+        if self.model is None or not self.tail.chunk_ms:
+            return 0
+        per_token_ms = max(self.model.d, 1e-6)
+        return min(int(self.tail.chunk_ms / per_token_ms), 2 * self._longest)
 
     def price_s(self, itl_ms: float | None, most: int, decodes: int, kv_tokens: int) -> float:
         """Seconds that a prefill token takes beside `decodes` in chunks of up to `most`; 0 without
@@ -156,7 +189,12 @@ class StepTimes:
             return 0.0
         room = min(self.chunk_limit(itl_ms, decodes, kv_tokens), most - decodes)
         chunk = max(room, MIN_CHUNK_TOKENS)
-        return self.slowdown * self.model.step_ms(decodes, kv_tokens, chunk) / chunk / 1e3
+        return self.slowdown * self.step_ms(self.model, decodes, kv_tokens, chunk) / chunk / 1e3
+
+    def step_ms(self, model: StepModel, decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
+        """Mean time of a step by `model`, with what a chunk costs by itself."""
+        chunk_ms = self.tail.chunk_ms if prefill_tokens else 0.0
+        return model.step_ms(decodes, kv_tokens, prefill_tokens) + chunk_ms
 
     @property
     def is_slow(self) -> bool:
@@ -172,71 +210,79 @@ class StepTimes:
             self._throttled_at = now
             self._forget_interference()
             self.slowdown = 1.0
-        recent = self._rows[self._rows[:, 0] >= now - MAX_AGE_S]
+        recent = self._rows[self._rows[:, AT] >= now - MAX_AGE_S]
         if len(recent):
             self._fit(self._of_now(recent, now))
             self._is_fitted = len(recent) >= MIN_JUDGED
             self._known = _most(int(np.sort(_sizes(recent))[-KNOWN_STEPS:][0]))
+            self._longest = max(int(recent[:, PREFILL].max()), MIN_CHUNK_TOKENS)
         return self.model
 
     def _of_now(self, recent: Matrix, now: float) -> Matrix:
         """Steps as they would be now: without interference, or slowed by it if it lasts."""
         clean, interference = recent.copy(), self._interference
-        clean[:, 5] /= np.maximum(clean[:, 6], 1.0)
+        clean[:, MS] /= np.maximum(clean[:, SLOWDOWN], 1.0)
         if interference is None or now - interference.since_s < REGIME_S:
             return clean
-        own = recent[:, 0] >= interference.since_s
+        own = recent[:, AT] >= interference.since_s
         interference.is_regime = interference.is_regime or int(own.sum()) >= MIN_JUDGED
         if not interference.is_regime:
             return clean
-        clean[:, 5] *= _quantile(recent[own, 6], 0.5)
-        clean[own, 5] = recent[own, 5]
+        clean[:, MS] *= _quantile(recent[own, SLOWDOWN], 0.5)
+        clean[own, MS] = recent[own, MS]
         if own.all():  # nothing remembers anything else
             self._forget_interference()
         return clean
 
     def _forget_interference(self) -> None:
         self._interference = None
-        self._rows[:, 6] = 1.0
+        self._rows[:, SLOWDOWN] = 1.0
         self._newest.clear()
 
     def _fit(self, recent: Matrix) -> None:
         rows = np.concatenate([recent, self._anchor])
         weights = np.full(len(rows), ANCHOR_WEIGHT)
         weights[: len(recent)] = 1.0
-        coefficients = non_negative_fit(rows[:, 1:5], rows[:, 5], weights)
+        coefficients = non_negative_fit(rows[:, WORK:], rows[:, MS], weights)
         # Few records give no quantile: until there are enough, the profile's count as well.
         judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
-        predicted = np.maximum(judged[:, 1:5] @ coefficients, 1e-6)
-        a, b, c, d = coefficients.tolist()
+        predicted = np.maximum(judged[:, WORK:] @ coefficients, 1e-6)
+        a, b, c, d, *chunk_ms = coefficients.tolist()
         stretch = _stretch(judged, rows, coefficients)
-        predicted += (stretch - 1) * d * judged[:, 4]
-        quantile = _quantile(judged[:, 5] / predicted, MODEL_QUANTILE)
-        self.tail = Tail(_tail_ms(judged[:, 5] - predicted, judged[:, 4]), stretch)
+        predicted += (stretch - 1) * d * judged[:, PREFILL]
+        quantile = _quantile(judged[:, MS] / predicted, MODEL_QUANTILE)
+        tail_ms = _tail_ms(judged[:, MS] - predicted, judged[:, PREFILL])
+        self.tail = Tail(tail_ms, stretch, sum(chunk_ms))
         self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
 
 
 @dataclass(slots=True)
 class _Interference:
-    """Slow steps in a row, since `since_s`; `before`: the model that they are slower than, fitted
-    on steps of up to `known` decodes."""
+    """Slow steps in a row, since `since_s`; `before`, `chunk_ms`: the model that they are slower
+    than, fitted on steps of up to `known` decodes."""
 
     since_s: float
     before: StepModel
+    chunk_ms: float
     known: int
     is_regime: bool = False
+
+    def step_ms(self, decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
+        """Mean time of a step before."""
+        chunk_ms = self.chunk_ms if prefill_tokens else 0.0
+        return self.before.step_ms(decodes, kv_tokens, prefill_tokens) + chunk_ms
 
 
 def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
     """`Tail.stretch`, of the chunks among `judged`, or of all where those are few."""
     d = coefficients[3]
-    chunks = judged[judged[:, 4] >= LEAST_CHUNK]
+    chunks = judged[judged[:, PREFILL] >= LEAST_CHUNK]
     if len(chunks) < MIN_JUDGED:
-        chunks = rows[rows[:, 4] >= LEAST_CHUNK]
+        chunks = rows[rows[:, PREFILL] >= LEAST_CHUNK]
     if not len(chunks) or d <= 0:
         return 1.0
-    taken = chunks[:, 5] - chunks[:, 1:4] @ coefficients[:3]
-    return max(1.0, _quantile(taken / (d * chunks[:, 4]), STRETCH_QUANTILE))
+    taken = chunks[:, MS] - chunks[:, WORK:PREFILL] @ coefficients[:3] - coefficients[4:].sum()
+    return max(1.0, _quantile(taken / (d * chunks[:, PREFILL]), STRETCH_QUANTILE))
 
 
 def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
@@ -265,7 +311,7 @@ def _quantile(values: Matrix, quantile: float) -> float:
 
 def _sizes(rows: Matrix) -> NDArray[np.int32]:
     """The bit length of each row's decodes."""
-    return np.frexp(rows[:, 2])[1]
+    return np.frexp(rows[:, DECODES])[1]
 
 
 def _most(size: int) -> int:
@@ -273,22 +319,11 @@ def _most(size: int) -> int:
     return (1 << size) - 1
 
 
-def _row(record: StepRecord) -> tuple[float, ...]:
-    return (
-        record.at_s,
-        1,
-        record.num_decodes,
-        record.num_kv_tokens,
-        record.num_prefill_tokens,
-        max(record.step_ms, 1e-3),
-        1.0,
-    )
-
-
 def non_negative_fit(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matrix:
     """Non-negative weighted least squares of relative errors, by trying every set of columns.
 
     With four columns there are fifteen sets, each a solve of at most 4 x 4: exact, and no solver.
+    features: (records, columns); returns one coefficient for each column.
     """
     scale = np.maximum(np.abs(features).max(axis=0), 1.0)
     rows = features / scale / step_ms[:, None]
@@ -298,9 +333,10 @@ def non_negative_fit(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matr
     free = np.linalg.lstsq(gram, target, rcond=None)[0]
     if (free >= 0).all():
         return np.asarray(free / scale)
-    best, best_loss = np.zeros(4), np.inf
-    for size in range(1, 5):
-        for chosen in itertools.combinations(range(4), size):
+    num = features.shape[1]
+    best, best_loss = np.zeros(num), np.inf
+    for size in range(1, num + 1):
+        for chosen in itertools.combinations(range(num), size):
             pick = list(chosen)
             part = np.linalg.lstsq(gram[np.ix_(pick, pick)], target[pick], rcond=None)[0]
             if (part < 0).any():
@@ -308,7 +344,7 @@ def non_negative_fit(features: Matrix, step_ms: Matrix, weights: Matrix) -> Matr
             # Loss up to a constant: x' G x - 2 h' x.
             loss = float(part @ gram[np.ix_(pick, pick)] @ part - 2 * target[pick] @ part)
             if loss < best_loss - 1e-12:
-                best, best_loss = np.zeros(4), loss
+                best, best_loss = np.zeros(num), loss
                 best[pick] = part
     best /= scale
     return best

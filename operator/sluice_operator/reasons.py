@@ -107,6 +107,11 @@ class Reason(StrEnum):
         "Interference",
         "Gaps are over target under interference that half the cap would not hold.",
     )
+    PREFILL_INTERFERENCE = (
+        "PrefillInterference",
+        "Gaps are over target only beside another request's prompt, which no cap mends: the "
+        "message has the token budget to set.",
+    )
     PREFILL_EXCEEDS_TARGET = (
         "PrefillExceedsTarget",
         "One prompt alone takes longer than is allowed.",

@@ -58,4 +58,16 @@ async def run(
     admin, replaying = Steered.of(worker, client), replay(worker.url, trace, 1, SHAPE, GRACE_S)
     outcomes, took_s, cpu_s = await contend(worker, admin, found.targets, cap, replaying)
     done = (outcomes, found.targets, took_s, cpu_s, admin.path, found.per_s)
+    if cap is None:
+        await tell_steps(admin)
     return make_row(TRACE, contender(cap), 0, *done)
+
+
+async def tell_steps(admin: Steered) -> None:
+    """Print the steps of each tick, and the last step model."""
+    evidence = (await admin.seen())[0]
+    for tick in evidence.ticks:
+        told = f"{tick.steps} steps of {1e3 * tick.busy_s / max(tick.steps, 1):.1f} ms"
+        told += f", {tick.decodes} decodes, {tick.prefill_tokens} prefill tokens"
+        print(f"      {told}; {tick.slow_steps} slow, {tick.running} run", flush=True)
+    print(f"      {evidence.step_model}", flush=True)

@@ -1,29 +1,19 @@
-"""`sluice-worker`: one model over HTTP, with or without Kubernetes.
+"""`sluice-worker`: one model over HTTP, with or without Kubernetes."""
 
-Slow imports are done where they are needed, so that signals are handled before.
-"""
-
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from sluice_frontend.process import command
 
 if TYPE_CHECKING:
     import logging
 
     from .base.config import WorkerConfig
 
-MAX_WORD_BYTES = 4096
-"""The kubelet cuts what is longer."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a worker until it is told to leave. Exit status 0, 1 (engine died), 2 (cannot start).
-
-    SLUICE_TERMINATION_LOG, which the operator sets, names a file for the sentence that says why.
-    """
+    """Run a worker until it is told to leave; see `command.run`."""
     return run("sluice-worker", sys.argv[1:] if argv is None else argv)
 
 
@@ -33,65 +23,13 @@ def run(
     formatter: "Callable[[WorkerConfig], logging.Formatter] | None" = None,
 ) -> int:
     """The same under another name, with log lines as `formatter` makes them."""
-    with _leaving_at_once():
-        import uvloop
-        from sluice_core.errors import SluiceError
-        from sluice_frontend.http import logs
-
-        from .base.config import parse
-
-        try:
-            config = parse(argv)
-            lines = formatter(config) if formatter else logs.EventFormatter()
-            logs.install(os.environ.get("SLUICE_LOG_LEVEL") or "INFO", lines)
-            uvloop.run(_serve(config))
-        except SluiceError as error:
-            _leave_word(program, error.message)
-            return error.exit_status
-        except Exception as error:
-            _leave_word(program, _unexpected(error))
-            return 1
-        return 0
+    return command.run(program, argv, _parse, _serve, formatter)
 
 
-def _unexpected(error: Exception) -> str:
-    """A sentence for an unexpected error. Only the log has its traceback."""
-    import logging
-    import time
+def _parse(argv: Sequence[str]) -> "WorkerConfig":
+    from .base.config import parse  # slow: signals are handled before
 
-    from sluice_core.errors import timestamp, told
-
-    logging.getLogger(__name__).exception("failed")
-    return f"the API process failed at {timestamp(time.time())}: {told(error)}"
-
-
-def _leave_word(program: str, sentences: str) -> None:
-    """Say why the process ends: the last lines of its output, and all that Kubernetes shows."""
-    path = os.environ.get("SLUICE_TERMINATION_LOG")
-    if path:
-        try:
-            with open(path, "wb") as file:
-                file.write(sentences.encode(errors="backslashreplace")[:MAX_WORD_BYTES])
-        except OSError as error:
-            print(f"{program}: {path} cannot be written: {error.strerror}", file=sys.stderr)
-    for sentence in sentences.splitlines():
-        print(f"{program}: {sentence}", file=sys.stderr)
-
-
-@contextmanager
-def _leaving_at_once() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the process until the event loop handles them: nothing is open yet.
-
-    The kernel drops signals without a handler for process 1, as in a container. The handler raises
-    no exception, which an import may swallow. The engine process ends with its socket.
-    """
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return parse(argv)
 
 
 async def _serve(config: "WorkerConfig") -> None:

@@ -24,6 +24,7 @@ MAX_RETRIES = 2  # openai-python's default
 REQUEST_TIMEOUT_SECONDS = 300.0
 COMPLETIONS = "/v1/completions"
 ROUTES = (COMPLETIONS, "/generate")
+WORDS = ("time", "year", "people", "way", "day", "thing", "life", "child", "world", "school")
 _USAGE = re.compile(rb'"usage": ?\{')
 _WHOLE_TEXT = re.compile(rb'"generated_text": ?"')
 
@@ -44,17 +45,24 @@ def add_length_arguments(
             flag, type=read, nargs=2, default=list(default), metavar=("A", "B"),
             help=f"least and most of {of}",
         )  # fmt: skip
+    parser.add_argument(
+        "--words", action="store_true", help="prompts of words: Ollama takes no token ids"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Lengths in tokens, drawn uniformly; prompts are random token ids below `vocab_size`."""
+    """Lengths in tokens, drawn uniformly; prompts are random token ids below `vocab_size`.
+
+    `words`: random words instead, of about a token each, for servers that take no ids.
+    """
 
     prompt_tokens: tuple[int, int]
     max_tokens: tuple[int, int]
     vocab_size: int
     model: str
     stream: bool = True
+    words: bool = False
 
     def lengths(self, rng: random.Random) -> tuple[int, int]:
         """Prompt and output of one request."""
@@ -63,9 +71,10 @@ class Shape:
     def body(self, rng: random.Random, lengths: tuple[int, int] | None = None) -> dict[str, object]:
         """One request's JSON body, of `lengths` if they are given."""
         num_prompt, num_output = lengths or self.lengths(rng)
+        ids = rng.choices(range(FIRST_TOKEN_ID, self.vocab_size), k=num_prompt)
         return {
             "model": self.model,
-            "prompt": rng.choices(range(FIRST_TOKEN_ID, self.vocab_size), k=num_prompt),
+            "prompt": " ".join(WORDS[i % len(WORDS)] for i in ids) if self.words else ids,
             "max_tokens": num_output,
             "temperature": 0.0,
             "ignore_eos": True,

@@ -203,8 +203,8 @@ async def find_live(
     """The usual admin port on the host of `url`, if it belongs to the process that serves `url`."""
     parts = urlsplit(url)
     at = f"{parts.scheme}://{in_url(parts.hostname or '')}:{ADMIN_PORT}"
-    served, found = await scrape(api, url), await scrape(admin, at)
-    if not (served and found and served.process_s) or served.process_s != found.process_s:
+    served, found = await _processes(api, url), await _processes(admin, at)
+    if not served or served != found:
         return None
     return await named_live(admin, at, slo)
 
@@ -220,8 +220,11 @@ def read_counters(text: str, chunk: int | None = None) -> Counters | None:
         name: sum(_values(text, "sluice_step_model", f'coefficient="{name}"')) for name in "abcd"
     }
     known = StepCosts(**costs, chunk=chunk) if chunk and any(costs.values()) else None
-    processes = tuple(sorted(_values(text, "process_start_time_seconds")))
-    return Counters(sum(tokens), sum(steps), processes, known)
+    return Counters(sum(tokens), sum(steps), _processes_of(text), known)
+
+
+def _processes_of(text: str) -> tuple[float, ...]:
+    return tuple(sorted(_values(text, "process_start_time_seconds")))
 
 
 def _values(text: str, name: str, label: str = "") -> list[float]:
@@ -237,19 +240,33 @@ async def scrape(
 ) -> Counters | None:
     """The counters at `url`/metrics, None if there are none."""
     try:
-        async with session.get(f"{url}/metrics") as response:
-            return read_counters(await response.text(), chunk) if response.ok else None
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return read_counters(await _metrics(session, url), chunk)
+    except ValueError:
         return None
+
+
+async def _processes(session: aiohttp.ClientSession, url: str) -> tuple[float, ...]:
+    """The start times of the processes behind `url`, of a gate and its engine; none if unknown."""
+    try:
+        return _processes_of(await _metrics(session, url))
+    except ValueError:
+        return ()
+
+
+async def _metrics(session: aiohttp.ClientSession, url: str) -> str:
+    try:
+        async with session.get(f"{url}/metrics") as response:
+            return await response.text() if response.ok else ""
+    except (aiohttp.ClientError, TimeoutError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`window`: in tokens, None if not reported; `is_ours`: served by Sluice."""
+    """`window`: in tokens, None if not reported."""
 
     name: str
     window: int | None
-    is_ours: bool
 
 
 async def served_model(
@@ -269,11 +286,10 @@ async def served_model(
         return cards[0] if name is None else listed[name]
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as e:
         if name is not None:
-            return ServedModel(name, None, False)
+            return ServedModel(name, None)
         raise EndpointError(f"{url}/v1/models lists no model: {type(e).__name__}: {e}") from e
 
 
 def _served(card: Any) -> ServedModel:
     name, window = str(card["id"]), card.get("max_model_len")
-    known = window if isinstance(window, int) else None
-    return ServedModel(name, known, card.get("owned_by") == "sluice")
+    return ServedModel(name, window if isinstance(window, int) else None)

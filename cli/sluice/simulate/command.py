@@ -10,7 +10,7 @@ from pathlib import Path
 from sluice.measure.targets import HELP, read_targets
 
 from .params import ParamsError, read_params
-from .runs import POLICIES, Result, Watch, simulate
+from .runs import PODS, POLICIES, Result, Watch, simulate
 from .trace import TraceError, read_trace
 from .world import World
 
@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser, policies: str = POLICIES) -> 
     )
     parser.add_argument("--policy", help=policies, default="sluice")
     parser.add_argument("--slo", help=HELP, default="ttft=1s,itl=100ms")
+    parser.add_argument(
+        "--pod",
+        choices=[*PODS],
+        default="sluice",
+        help="foreign: an engine with a fixed max_num_batched_tokens, behind a gate",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -37,7 +43,8 @@ def main(args: argparse.Namespace, run: Callable[..., Result] = simulate) -> int
         params = read_params(args.params)
         targets = read_targets(args.slo, params.overload)
         trace, started_s = read_trace(args.trace), time.process_time()
-        result = run(params, targets, trace, args.policy, args.seed, watch=_progress(args.policy))
+        watch = _progress(args.policy)
+        result = run(params, targets, trace, args.policy, args.seed, watch=watch, pod=args.pod)
     except argparse.ArgumentTypeError as e:
         print(f"sluice simulate: --slo: {e}", file=sys.stderr)
     except (ParamsError, TraceError) as e:

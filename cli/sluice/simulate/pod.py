@@ -8,7 +8,7 @@ step takes the time that the service's parameters and their noise give.
 from collections import deque
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.model.sizing import blocks_for
@@ -28,7 +28,7 @@ from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
-from sluice_worker.scheduling.scheduler import Scheduler
+from sluice_worker.scheduling.scheduler import ChunkLimit, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
@@ -67,7 +67,10 @@ class UnderWay(NamedTuple):
 
 
 class SimulatedPod:
-    """A worker, step by step. `run` makes time pass, `patch` changes its cap."""
+    """A worker, step by step. `run` makes time pass, `patch` changes its cap. `is_profiled`: its
+    start-up profile predicts the first cap; else that is the ceiling."""
+
+    is_profiled: ClassVar[bool] = True
 
     _recording: type[Recording] = Recording
     num_refused = 0
@@ -87,7 +90,7 @@ class SimulatedPod:
         self.noise = Noise(params, seed)
         self.profiled = profile_records(params, seed)
         self.times = profile(self.profiled)
-        self._chunk_limit = partial(self.times.chunk_limit, slo.itl_ms)
+        self._chunk_limit: ChunkLimit = partial(self.times.chunk_limit, slo.itl_ms)
         self._price_s = partial(self.times.price_s, slo.itl_ms, params.max_num_batched_tokens)
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.terminating = False

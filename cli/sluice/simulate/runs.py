@@ -6,9 +6,11 @@ from typing import Any
 
 from msgspec import structs
 from sluice_core.contract import TICK_SECONDS
-from sluice_operator.tuner import CapLimits, Observation, Past, Targets, decide
+from sluice_operator.tuner import CapLimits, Decision, Observation, Past, Targets, decide
 
+from .foreign import ForeignPod
 from .params import Params, ParamsError
+from .pod import SimulatedPod
 from .score import score
 from .trace import Request
 from .world import World
@@ -16,6 +18,7 @@ from .world import World
 Result = dict[str, Any]
 Watch = Callable[[str, World], None]
 """Called after each virtual slice with policy (`sluice`, `deadline` or `fixed:8`) and world."""
+PODS = {"sluice": SimulatedPod, "foreign": ForeignPod}
 POLICIES = "sluice, deadline, fixed:N, fixed:max"
 
 
@@ -29,6 +32,7 @@ class Tuner:
         self._limits = limits if cap is None else replace(limits, ceiling=cap, min_num_seqs=cap)
         self._is_idle = cap is not None and limits.min_replicas == limits.max_replicas
         self._past = Past()
+        self.last: Decision | None = None
 
     def decide(self, world: World) -> None:
         """One pass of the operator, its changes acknowledged at once."""
@@ -44,6 +48,7 @@ class Tuner:
             pods=tuple(pod.view(world.now) for pod in world.pods),
         )
         self._past, decision = decide(self._past, seen)
+        self.last = decision
         world.set_cap(decision.cap)
         world.set_replicas(decision.replicas)
 
@@ -56,21 +61,30 @@ def simulate(
     seed: int,
     every_s: float = TICK_SECONDS,
     watch: Watch | None = None,
+    pod: str = "sluice",
 ) -> Result:
     """The score of one policy.
 
     `deadline` is `sluice` with the prompts in order of their deadlines, not of arrival. With a
     fixed cap, the tuner sets the replicas for that cap. `every_s`: seconds between the tuner's
-    looks. Raises ParamsError.
+    looks. `pod`: one of `PODS`. Raises ParamsError.
     """
     cap = None
     if policy == "deadline":
         params = structs.replace(params, order="deadline")
     elif policy != "sluice":
         cap = read_cap(policy, params.ceiling, POLICIES)
-    world = World(params, targets, trace, Tuner(params.limits(), cap, every_s), seed)
+    tuner = Tuner(params.limits(), cap, every_s)
+    world = World(params, targets, trace, tuner, seed, PODS[pod])
     world.run(None if watch is None else lambda seen: watch(policy, seen))
-    return ({} if cap is None else {"cap": cap}) | score(world)
+    told = _told(tuner.last) if pod == "foreign" and tuner.last else {}
+    return ({} if cap is None else {"cap": cap}) | score(world) | told
+
+
+def _told(last: Decision) -> Result:
+    """What the tuner says at the end about a token budget that it cannot change."""
+    feasible = last.slo_feasible
+    return {"slo_feasible": f"{feasible.reason}: {feasible.message}"}
 
 
 def read_cap(policy: str, ceiling: int, known: str) -> int:

@@ -19,9 +19,19 @@ class Ledger:
         self.stats = stats
 
     def token(
-        self, timer: RequestTimer, token: TokenOut, *, at_cap: bool, is_drafted: bool, now_s: float
+        self,
+        timer: RequestTimer,
+        token: TokenOut,
+        *,
+        at_cap: bool,
+        is_drafted: bool,
+        now_s: float,
+        in_prefill: bool = False,
     ) -> None:
-        """A token was delivered at `now_s`. `is_drafted`: it came with another of the same step."""
+        """A token was delivered at `now_s`. `is_drafted`: it came with another of the same step.
+
+        `in_prefill`: as in `Recorder.next_token`.
+        """
         if timer.first_s is None:
             parts = token.first or UNKNOWN_PARTS
             ttft_s = self.recorder.first_token(timer, now_s, parts)
@@ -30,7 +40,7 @@ class Ledger:
         elif is_drafted:
             self.recorder.drafted_token(timer, now_s)
         else:
-            gap_s = self.recorder.next_token(timer, now_s, at_cap=at_cap)
+            gap_s = self.recorder.next_token(timer, now_s, at_cap=at_cap, in_prefill=in_prefill)
             self.stats.observe("inter_token_latency_seconds", gap_s)
 
     def finish(

@@ -413,6 +413,16 @@ class WorkerCollector(Collector):
         yield metric
 
 
+class OwnCollector(WorkerCollector):
+    """Only the families `sluice_*`: the others are the engine's, behind a gate."""
+
+    def collect(self) -> Iterator[Metric]:
+        """One pass over them."""
+        view = self.view()
+        for family in OWN:
+            yield from self._shown(family, view)
+
+
 def create_registry(
     model_name: str, stats: Statistics, view: Callable[[], View]
 ) -> CollectorRegistry:

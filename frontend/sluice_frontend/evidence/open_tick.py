@@ -52,6 +52,8 @@ class OpenGaps(Tally):
     over_after_over: int = 0
     n_at_cap: int = 0
     over_at_cap: int = 0
+    n_in_prefill: int = 0
+    over_in_prefill: int = 0
 
 
 @dataclass(slots=True)

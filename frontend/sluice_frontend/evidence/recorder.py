@@ -185,8 +185,19 @@ class Recorder:
                 self.ticks.open.ttft.n += 1
         return ttft_s
 
-    def next_token(self, timer: RequestTimer, now_s: float, *, at_cap: bool) -> float:
-        """A later step's token was delivered; returns its gap in seconds."""
+    def unseen(self, timer: RequestTimer) -> None:
+        """An admitted request's first token will not be seen, as its answer comes in one piece. It
+        is counted only if it was late before."""
+        self._leave(timer)
+        timer.decided = True
+
+    def next_token(
+        self, timer: RequestTimer, now_s: float, *, at_cap: bool, in_prefill: bool = False
+    ) -> float:
+        """A later step's token was delivered; returns its gap in seconds.
+
+        `in_prefill`: another request's prompt was computed in this gap.
+        """
         gap_s = now_s - timer.last_s
         timer.last_s = now_s
         timer.num_tokens += 1
@@ -194,9 +205,11 @@ class Recorder:
         gaps = self.ticks.open.itl
         is_over = gaps.add(gap_s * 1e3, self.ticks.slo.itl_ms)
         gaps.n_at_cap += at_cap
+        gaps.n_in_prefill += in_prefill
         if is_over:
             timer.num_gaps_over += 1
             gaps.over_at_cap += at_cap
+            gaps.over_in_prefill += in_prefill
             gaps.over_after_over += timer.last_was_over
         timer.last_was_over = is_over
         return gap_s
@@ -213,7 +226,7 @@ class Recorder:
         `computed_s`: when the last one came from the engine, if earlier. Its place is free from
         then on.
         """
-        self._end(timer)
+        self._leave(timer, has_ended=True)
         tick, e2e_s = self.ticks.open, now_s - timer.arrival_s
         tick.finished += 1
         is_late = timer.e2e_decided
@@ -240,7 +253,7 @@ class Recorder:
         counts only against targets that it has already missed.
         """
         cause, age_ms = self._cause_so_far(timer, now_s), (now_s - timer.arrival_s) * 1e3
-        self._end(timer)
+        self._leave(timer, has_ended=True)
         self.ticks.open.refused += refused
         ttft_ms, e2e_ms = self.ticks.slo.ttft_ms, self.ticks.slo.e2e_ms
         is_over = by_server or (e2e_ms is not None and age_ms > e2e_ms)
@@ -332,11 +345,9 @@ class Recorder:
         waited_s, prefilling_s = timer.admitted_s - timer.arrival_s, now_s - timer.admitted_s
         return "prefill" if prefilling_s >= waited_s else self.engine.last_lack
 
-    def _end(self, timer: RequestTimer) -> None:
-        self._leave(timer)
-        self._open.pop(timer.request_id, None)
-
-    def _leave(self, timer: RequestTimer) -> None:
+    def _leave(self, timer: RequestTimer, *, has_ended: bool = False) -> None:
+        if has_ended:
+            self._open.pop(timer.request_id, None)
         self._waiting.pop(timer.request_id, None)
         if self._pending.pop(timer.request_id, None) is not None:
             self.num_pending_tokens -= timer.num_prompt_tokens

@@ -8,7 +8,7 @@ import time
 from sluice_core.errors import ConfigError
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-PACKAGES = ("sluice_frontend", "sluice_worker")
+PACKAGES = ("sluice_frontend", "sluice_gate", "sluice_worker")
 """The packages whose events are told."""
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 

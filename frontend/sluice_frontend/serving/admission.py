@@ -103,16 +103,40 @@ class Admission:
             budgets = [min(n, longest) for n in budgets]
         check_logprobs(sampling, sampling.n * sum(budgets), self._max_logprobs)
         check_min_tokens(sampling.min_tokens, min(budgets))
-        self._check_queue(len(prompts) * sampling.n, num_tokens, engine.ceiling)
-        self._check_deadlines(request, [len(ids) for ids in prompts], arrival_s, time.monotonic())
+        self.admit_sized(
+            deadlines=request.deadlines,
+            priority=request.priority,
+            n=sampling.n,
+            prompts=[len(ids) for ids in prompts],
+            ceiling=engine.ceiling,
+            arrival_s=arrival_s,
+        )
         return budgets
+
+    def admit_sized(
+        self,
+        *,
+        deadlines: Deadlines,
+        priority: int,
+        n: int,
+        prompts: Sequence[int],
+        ceiling: int,
+        arrival_s: float,
+    ) -> None:
+        """Ask for a place for `n` answers to each of `prompts` (tokens); admits what fits the model.
+
+        Raises RequestError, QueueFull and DeadlineUnreachable.
+        """
+        self._check_queue(len(prompts) * n, n * sum(prompts), ceiling)
+        if deadlines != Deadlines() or self._runtime.live.shed_ms is not None:
+            self._check_deadlines(deadlines, priority, n, prompts, arrival_s, time.monotonic())
 
     def check_open(self) -> Ready:
         """The engine's limits; raises Unavailable, which is booked, if no request is taken now."""
         runtime, ready = self._runtime, self._runtime.backend.ready
         problem: SluiceError
         if runtime.is_closed:
-            problem = Draining("this worker has shut down", retry_after_s=1)
+            problem = Draining("this server has shut down", retry_after_s=1)
         elif runtime.backend.closed.is_set():
             death = runtime.engine_liveness.death or "the engine process ended"
             problem = EngineDied(death, retry_after_s=1)
@@ -131,7 +155,7 @@ class Admission:
         name = self._runtime.model_name
         if asked and asked != name:
             raise ModelNotFound(
-                f"the model {asked!r} does not exist; this worker serves {name!r}", param="model"
+                f"the model {asked!r} does not exist; this server has {name!r}", param="model"
             )
 
     def check_room(self, num_open: int) -> None:
@@ -163,7 +187,7 @@ class Admission:
         if num_new_tokens > most_tokens:
             raise RequestError(
                 f"{num_new_tokens} prompt tokens, all choices together, are more than may ever "
-                f"wait in this worker's memory ({most_tokens}); send fewer prompts or a smaller n",
+                f"wait in this server's memory ({most_tokens}); send fewer prompts or a smaller n",
                 param="n",
             )
         if num_open and is_full(num_new, num_open, cap, state, most):
@@ -173,7 +197,7 @@ class Admission:
         if 0 < flags.max_num_queued_tokens <= num_tokens:
             bound = f"max_num_queued_tokens is {flags.max_num_queued_tokens}"
         elif num_tokens + num_new_tokens > most_tokens:
-            bound = f"this worker's memory is for {most_tokens}, these {num_new_tokens} included"
+            bound = f"this server's memory is for {most_tokens}, these {num_new_tokens} included"
         else:
             return
         sentence = f"{num_tokens} prompt tokens wait or are computed already, and {bound}"
@@ -197,25 +221,29 @@ class Admission:
         return kind(sentence, retry_after_s=retry_after_s(forecast.wait_s(num_new)))
 
     def _check_deadlines(
-        self, request: Completion, nums: Sequence[int], arrival_s: float, now_s: float
+        self,
+        asked: Deadlines,
+        priority: int,
+        n: int,
+        prompts: Sequence[int],
+        arrival_s: float,
+        now_s: float,
     ) -> None:
-        """Raise for a request that would miss its deadline. `nums`: tokens of each prompt."""
-        runtime, asked = self._runtime, request.deadlines
+        """Raise for a request that would miss its deadline."""
+        runtime = self._runtime
         recorder, live = runtime.recorder, runtime.live
-        if asked == Deadlines() and live.shed_ms is None:
-            return
-        num_new, age_ms = len(nums) * request.sampling.n, 1e3 * (now_s - arrival_s)
+        num_new, age_ms = len(prompts) * n, 1e3 * (now_s - arrival_s)
         forecast = forecast_for(
             recorder,
             live,
             runtime.backend.num_open,
-            priority=request.priority,
+            priority=priority,
             ttft_ms=asked.ttft_ms,
-            prompts=nums,
+            prompts=prompts,
             arrival_s=arrival_s,
             now_s=now_s,
         )
-        prefill_ms = max(recorder.engine.prefill_ms(num, now_s) for num in nums)
+        prefill_ms = max(recorder.engine.prefill_ms(num, now_s) for num in prompts)
         problem = unreachable(
             asked, live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
         )

@@ -11,7 +11,6 @@ from sluice_core.wire import (
     Ready,
     Scores,
     StepReport,
-    Submit,
     TokenOut,
 )
 
@@ -43,8 +42,10 @@ class Listener(Protocol):
 
 
 class Backend(Protocol):
-    """One engine. All methods belong to the event loop's thread; sending methods raise EngineDied
-    once it is gone."""
+    """One engine, as limits, admission and the admin port see it; its routes know its real class.
+
+    All methods belong to the event loop's thread; sending methods raise EngineDied once it is gone.
+    """
 
     @property
     def ready(self) -> Ready | None:
@@ -57,12 +58,6 @@ class Backend(Protocol):
     @property
     def num_open(self) -> int:
         """Sequences that were submitted and have not ended."""
-
-    def submit(self, request: Submit, sink: Sink) -> None:
-        """Send a request; its tokens go to `sink`."""
-
-    def abort(self, request_id: str) -> None:
-        """The client left: nothing more goes to the sink. An unknown or ended id is ignored."""
 
     def fail(self, request_id: str, error: SluiceError) -> None:
         """End a sequence from this side; its sink is told."""

@@ -22,7 +22,7 @@ from ..evidence.metrics import MINUTE_TICKS, Statistics, View, create_registry
 from ..evidence.recorder import Recorder
 from .backend import Backend, Listener
 from .forecast import forecast_for, retry_after_s
-from .limits import RuntimeLimits
+from .limits import Manner, RuntimeLimits
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,13 @@ class Runtime(Generic[B_co]):
         cache_config: Mapping[str, str],
         throttled_s: Callable[[], float],
         connect: Callable[[Liveness, Listener], B_co],
+        manner: Callable[[], Manner] = Manner,
     ) -> None:
         """`live`: in force at the start, with the largest token budget ever allowed.
 
         `cache_config`: the KV cache's labels in a scrape. `throttled_s`: seconds that the CPU quota
         has throttled this process. `connect` makes the backend, which reports to this object.
+        `manner` tells how the engine is steered now.
         """
         now_s, self.created_s = time.monotonic(), time.time()
         self.config, self.live, self.model_name = config, live, model_name
@@ -64,7 +66,7 @@ class Runtime(Generic[B_co]):
         self.is_closed = False
         self._largest_budget = live.max_num_batched_tokens
         self._cache_config = cache_config
-        self._throttled_s = throttled_s
+        self._throttled_s, self._manner = throttled_s, manner
 
     # -- reports of the engine (backend.Listener)
 
@@ -110,6 +112,7 @@ class Runtime(Generic[B_co]):
         state = self.recorder.engine.snapshot
         return RuntimeConfig(
             **structs.asdict(self.live) | {"scheduling_policy": self.live.policy},
+            **self._manner()._asdict(),
             ceiling=self.limits().ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
@@ -163,7 +166,7 @@ class Runtime(Generic[B_co]):
     def close(self) -> None:
         """Take no more requests, and end the open ones."""
         self.is_closed = True
-        sentence = "the worker shut down before this was finished"
+        sentence = "the server shut down before this was finished"
         self.backend.fail_all(Draining(sentence, retry_after_s=1))
 
     def view(self) -> View:

@@ -11,6 +11,8 @@ throughput of a pod. `caps` moves the cap, `demand` counts replicas, `replicas` 
 from .decide import decide
 from .types import (
     CapLimits,
+    ChunkBudget,
+    ChunkLimits,
     Condition,
     Decision,
     Observation,
@@ -24,6 +26,8 @@ __all__ = [
     "Condition",
     "Decision",
     "CapLimits",
+    "ChunkBudget",
+    "ChunkLimits",
     "Observation",
     "Past",
     "PodView",

@@ -2,6 +2,9 @@
 
 Capacity comes from the step model, corrected by the measured speed of full pods. If no more pods
 will come, the cap rises for the load at the expense of the gaps.
+
+Some engines fix the token budget of a step at their start, so a new one restarts the pods. The
+first is taken as soon as it is known, a better one at most once a day.
 """
 
 from math import ceil
@@ -11,10 +14,11 @@ from sluice_core.latency import StepTime
 
 from . import constants as k
 from .caps import Bound, is_another_time, is_forgotten, sequences_in_memory, sequences_in_time
-from .context import Context
+from .context import Context, effective_cap
 from .demand import Capacity, Demand, OfferedLoad
 from .evidence import recent
-from .types import Condition, LoadedCap
+from .model import allowed_chunk
+from .types import ChunkBudget, ChunkLimits, Condition, LoadedCap
 
 
 def pod_capacity(context: Context, bound: Bound) -> Capacity | None:
@@ -169,3 +173,48 @@ def remember_load(context: Context, demand: Demand, cap: int) -> LoadedCap:
     tail_ms = context.model.fitted_tail_ms(cap) if context.model else 0.0
     per_s = _of_one(context, demand.arrivals.mean_per_s)
     return LoadedCap(cap, context.seen.now, times, per_s, context.work.total_tokens, tail_ms)
+
+
+def proposed_chunk(context: Context) -> int | None:
+    """The budget that the step model allows beside the decodes that ran; None if it is unknown."""
+    if context.model is None:
+        return None
+    ran = effective_cap(context.seen.cap, context.recent_ticks)
+    limits = context.seen.limits.chunk or ChunkLimits()
+    return allowed_chunk(context.model.law, context.seen.targets, ran, limits)
+
+
+def next_budget(context: Context) -> ChunkBudget | None:
+    """The budget for the pods' engines: the kept one, or a better one that the model allows now.
+    None while their own will do. It is kept for one model, device, target and limits."""
+    seen, known = context.seen, context.past.chunk_budget
+    limits = seen.limits.chunk
+    if limits is None:
+        return None
+    key = f"{limits.key}|{seen.targets.itl_ms}"
+    if known is not None and (known.key != key or not limits.least <= known.tokens <= limits.most):
+        known = None
+    allowed = proposed_chunk(context) if context.fixed_chunk else None
+    if allowed is None or not limits.may_roll or seen.targets.mode == "Advisory":
+        return known
+    tokens = known.tokens if known else running_budget(context)
+    small, large = sorted((tokens, allowed))
+    if large < k.CHUNK_DIFFERS * small or known and not _may_replace(known, allowed, context):
+        return known
+    return ChunkBudget(allowed, seen.now, key)
+
+
+def _may_replace(known: ChunkBudget, allowed: int, context: Context) -> bool:
+    """True if a day has passed, and the targets ask for it: gaps for a smaller budget, first tokens
+    for a larger one."""
+    if context.seen.now - known.time_s < k.CHUNK_KEPT_S:
+        return False
+    if allowed < known.tokens:
+        return context.verdicts["interTokenLatency"].in_prefill
+    return context.late_in_queue == "timeToFirstToken" and context.cause == "prefill"
+
+
+def running_budget(context: Context) -> int:
+    """The largest token budget of the pods that run this epoch."""
+    configs = [pod.view.config for pod in context.acked]
+    return max((c.max_num_batched_tokens for c in configs if c is not None), default=0)

@@ -44,7 +44,17 @@ def cap_move(context: Context, feasible: Condition, bound: Bound, load: OfferedL
         message = f"epoch {context.seen.epoch} is acknowledged by {len(context.acked)} of "
         return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(context.pods)} pods")
     move = _by_evidence(context, feasible, _to_end(context, bound, load.enough), load)
-    return _raise_for_load(context, load.raise_to, move.to) or move
+    return _captured(context, _raise_for_load(context, load.raise_to, move.to) or move)
+
+
+def _captured(context: Context, move: Move) -> Move:
+    """`move` to a batch that the engine has a captured graph for; a raise to none is no raise."""
+    cap, to = context.seen.cap, context.seen.limits.captured(move.to)
+    if move.to > cap:
+        to = max(cap, to)
+    if move.to == cap or to == move.to:
+        return move
+    return Move(to, move.reason, f"{move.message}; {to} has a captured graph")
 
 
 def _by_evidence(context: Context, feasible: Condition, bound: Bound, load: OfferedLoad) -> Move:

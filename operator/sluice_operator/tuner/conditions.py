@@ -1,7 +1,10 @@
 """Conditions for status: does the promise hold, can it hold, and are there metrics to tell."""
 
+from dataclasses import replace
+
 from ..reasons import Reason
 from . import constants as k
+from .capacity import proposed_chunk, running_budget
 from .caps import Bound, blocked_from, sequences_in_time
 from .context import Context, effective_cap
 from .demand import Demand
@@ -31,6 +34,8 @@ def feasible(context: Context, demand: Demand) -> Condition:
     if context.gaps_breached:
         return _inter_token_feasible(context)
     if context.verdict("interTokenLatency") == "Breach":
+        if context.verdicts["interTokenLatency"].in_prefill:
+            return _prefill_interferes(context)
         far = context.verdicts["interTokenLatency"].epoch_far
         message = (
             f"{context.numbers('interTokenLatency')}; {far} of them under interference, "
@@ -59,6 +64,32 @@ def feasible(context: Context, demand: Demand) -> Condition:
     if not context.epoch:
         return Condition(None, Reason.NO_EVIDENCE, f"epoch {context.seen.epoch}: no evidence yet")
     return Condition(True, Reason.FEASIBLE, "no target is out of reach by the evidence")
+
+
+def _prefill_interferes(context: Context) -> Condition:
+    """The target can hold with another budget. More pods and lower caps do not help the gaps, but
+    first tokens may still need them."""
+    budget, allowed = running_budget(context), proposed_chunk(context)
+    if allowed is None:
+        need = f"set a spec.batching.maxNumBatchedTokens below {budget}"
+    elif allowed < budget:
+        need = f"set spec.batching.maxNumBatchedTokens to {allowed}, now {budget}"
+    else:
+        need = "a looser target, shorter prompts or a faster device is needed"
+    if allowed is None or allowed < budget:
+        need += " (--max-num-batched-tokens)"
+    judged = context.verdicts["interTokenLatency"]
+    message = (
+        f"{context.numbers('interTokenLatency')}; prefill interference: {judged.epoch_far} of them "
+        f"beside another request's prompt, which no cap mends: {need}"
+    )
+    return Condition(True, Reason.PREFILL_INTERFERENCE, message)
+
+
+def told(feasible: Condition) -> Condition:
+    """`feasible` for the status: with the present budget the target does not hold."""
+    needs_budget = feasible.reason == Reason.PREFILL_INTERFERENCE
+    return replace(feasible, holds=False) if needs_budget else feasible
 
 
 def _late_alone(context: Context, demand: Demand) -> bool:

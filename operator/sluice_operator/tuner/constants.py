@@ -144,6 +144,12 @@ throttled minute broke the target. Wider than for lengths, since a P99 is read h
 REMEMBERED_CAPS: Final = 8
 """Breached caps kept in the ConfigMap; older ones have expired in practice."""
 
+CHUNK_DIFFERS: Final = 1.5
+"""A new token budget restarts the pods: it must be half as much again, or two thirds. Budgets are
+2**n and 3 * 2**n, so a fit that wavers between two neighbours of 1.33 changes nothing."""
+CHUNK_KEPT_S: Final = 86_400.0
+"""A token budget is replaced at most once a day (design)."""
+
 # Demand.
 RATE_CHUNKS: Final = 5
 """The sustained arrival rate is the median of this many chunks. One burst cannot move it, and a

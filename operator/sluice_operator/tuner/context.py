@@ -25,7 +25,7 @@ from .interference import far_ms
 from .model import calibration, corrected, step_time
 from .tick_sums import TickWindow
 from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
-from .verdicts import READERS, is_breached, judge
+from .verdicts import READERS, FixedChunk, is_breached, judge
 
 FIRST_TOKENS = READERS["timeToFirstToken"]
 
@@ -37,9 +37,10 @@ class Context:
     `pods`: heard and not noisy. `acked`: those of them that run this epoch. `epoch`: their ticks
     that are evidence. `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
     step holds the inter-token target, at most the ceiling; None without a model or a target.
-    `calibration`: measured over predicted speed of full pods, 1 if unknown. `late_in_queue`: the
-    target that breaks in the queue: the first token, or the end while some wait. `cause`: what most
-    of the late waited for, `none` if the newest were not late.
+    `fixed_chunk`: None if prefill chunks follow the target. `calibration`: measured over predicted
+    speed of full pods, 1 if unknown. `late_in_queue`: the target that breaks in the queue: the
+    first token, or the end while some wait. `cause`: what most of the late waited for, `none` if
+    the newest were not late.
     """
 
     past: Past
@@ -54,6 +55,7 @@ class Context:
     verdicts: dict[TargetName, TargetVerdict]
     work: Workload
     model: StepTime | None
+    fixed_chunk: FixedChunk | None
     predicted_cap: int | None
     calibration: float
     late_in_queue: TargetName | None
@@ -119,7 +121,8 @@ def build_case(past: Past, seen: Observation) -> Context:
     epoch = TickWindow(slices(acked, accepts))
     work = describe_work(pods)
     model, far = _model(pods, work, seen, epoch)
-    verdicts = judge(seen.targets, window, epoch, far)
+    fixed_chunk = _fixed_chunk(acked, model, seen, epoch)
+    verdicts = judge(seen.targets, window, epoch, far, fixed_chunk)
     late = _late_in_queue(verdicts, work)
     misses = misses_by_cause(epoch.newest_having(FIRST_TOKENS.seen, k.RECENT_TICKS))
     return Context(
@@ -135,6 +138,7 @@ def build_case(past: Past, seen: Observation) -> Context:
         verdicts=verdicts,
         work=work,
         model=model,
+        fixed_chunk=fixed_chunk,
         predicted_cap=_predicted_cap(model, seen),
         calibration=calibration(model, pods, work),
         late_in_queue=late,
@@ -154,6 +158,22 @@ def _model(
     ran = effective_cap(seen.cap, epoch.newest_ticks(k.RECENT_TICKS))
     far = far_ms(fitted, ran, seen, epoch.parts)
     return corrected(fitted, pods, work, quantile, far), far
+
+
+def _fixed_chunk(
+    pods: Sequence[HeardPod], model: StepTime | None, seen: Observation, epoch: TickWindow
+) -> FixedChunk | None:
+    """None unless all `pods` say that their prefill chunks are fixed."""
+    configs = [pod.view.config for pod in pods]
+    if not configs or not all(
+        config is not None and config.chunk_is == "fixed" for config in configs
+    ):
+        return None
+    if model is None or seen.targets.itl_ms is None:
+        return FixedChunk(decodes_hold=False)
+    ran = effective_cap(seen.cap, epoch.newest_ticks(k.RECENT_TICKS))
+    decodes_ms = model.mean_ms(ran, 0) * model.stretch + model.stall_ms
+    return FixedChunk(decodes_hold=decodes_ms <= seen.targets.itl_ms)
 
 
 def effective_cap(cap: int, newest: Sequence[Tick]) -> int:

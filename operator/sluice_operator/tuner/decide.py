@@ -6,9 +6,9 @@ import msgspec
 from sluice_core.contract import Tick
 
 from ..reasons import Reason
-from .capacity import read_load, remember_load
+from .capacity import next_budget, proposed_chunk, read_load, remember_load
 from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
-from .conditions import feasible, limited_by, metrics_available, slo_met
+from .conditions import feasible, limited_by, metrics_available, slo_met, told
 from .context import Context, build_case
 from .demand import Demand
 from .evidence import num_begun
@@ -73,11 +73,12 @@ def _until(now: float, past: Past) -> Past:
         times = {name: earlier(getattr(change, name)) for name in names}
         return msgspec.structs.replace(change, **times)
 
-    last, loaded = past.last_change, past.loaded_cap
+    last, loaded, budget = past.last_change, past.loaded_cap, past.chunk_budget
     return msgspec.structs.replace(
         changed(past, "targets_since_s", "scale_out_since_s", "scale_in_since_s"),
         breached_caps=tuple(changed(known, "time_s") for known in past.breached_caps),
         loaded_cap=loaded and changed(loaded, "time_s"),
+        chunk_budget=budget and changed(budget, "time_s"),
         last_change=last and changed(last, "time_s"),
         scale_history=tuple(changed(c, "time_s", "settled_s") for c in past.scale_history),
     )
@@ -105,7 +106,7 @@ def _remember(past: Past, context: Context, demand: Demand, decision: Decision) 
         past = msgspec.structs.replace(past, last_change=change)
     if decision.replicas != seen.replicas:
         past = record_scale(past, context, demand, decision.replicas_move)
-    return past
+    return msgspec.structs.replace(past, chunk_budget=next_budget(context))
 
 
 def _decision(
@@ -129,7 +130,7 @@ def _decision(
         cause=context.cause,
         verdicts=context.verdicts,
         slo_met=slo_met(context, demand, replicas),
-        slo_feasible=can_hold,
+        slo_feasible=told(can_hold),
         metrics=metrics,
         predicted_cap=context.predicted_cap,
         limited_by=limited_by(context, bound),
@@ -141,6 +142,7 @@ def _decision(
         arrivals_per_s=demand.arrivals.per_s,
         good_share=good / ended if ended else None,
         smooth_share=smooth / ended if ended else None,
+        proposed_chunk=proposed_chunk(context) if context.fixed_chunk else None,
     )
 
 

@@ -317,10 +317,11 @@ def _output_tokens(spans: Sequence[Sequence[Tick]], known: bool) -> float:
 
 
 def _steps_per_token(spans: Sequence[Sequence[Tick]]) -> float:
-    """At most 1: a step of speculation may bring several tokens."""
+    """At most 1: a step of speculation may bring several tokens. 1 if nobody counts decodes."""
     generated = sum(tick.generated_tokens for ticks in spans for tick in ticks)
-    steps = sum(tick.decodes for ticks in spans for tick in ticks) + sum(map(num_begun, spans))
-    return min(steps / generated, 1.0) if generated else 1.0
+    decodes = sum(tick.decodes for ticks in spans for tick in ticks)
+    steps = decodes + sum(map(num_begun, spans))
+    return min(steps / generated, 1.0) if generated and decodes else 1.0
 
 
 def _prompt_tokens(spans: Sequence[Sequence[Tick]]) -> float:

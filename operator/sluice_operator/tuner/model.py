@@ -1,21 +1,22 @@
-"""Predicted step times: the cap that holds the inter-token target, and the duration of a
-request."""
+"""Predicted step times: the cap and the token budget that hold the inter-token target, and the
+duration of a request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import islice, pairwise
-from math import inf
+from math import floor, inf, log2
 from operator import itemgetter
 from statistics import NormalDist
 from typing import TypeGuard
 
 from sluice_core import sketch
 from sluice_core.contract import TICK_SECONDS, StepModel, Tick
-from sluice_core.latency import StepLaw, StepTime
+from sluice_core.latency import TARGET_MARGIN, StepLaw, StepTime
 
 from . import constants as k
 from .evidence import HeardPod, Workload, is_filled, recent
+from .types import ChunkLimits, Targets
 
 
 def step_time(pods: Sequence[HeardPod], work: Workload, quantile: float) -> StepTime | None:
@@ -113,3 +114,22 @@ def _predicted_tokens(model: StepTime, work: Workload, tick: Tick) -> float:
     if service_ms <= 0:
         return 0.0
     return batch * work.output_tokens * TICK_SECONDS * 1000 / service_ms
+
+
+def allowed_chunk(law: StepLaw, targets: Targets, cap: int, limits: ChunkLimits) -> int | None:
+    """The largest budget whose step beside `cap` decodes holds the inter-token target with the
+    usual margin, within `limits`, to two binary digits. None without a target, or if a prompt
+    token costs nothing. `law`: a result of `StepLaw.at_context`."""
+    if targets.itl_ms is None:
+        return None
+    room_ms = TARGET_MARGIN * targets.itl_ms - law.step_ms(cap, 0, 0)
+    tokens = room_ms / law.d if law.d > 0 else inf
+    return None if tokens == inf else max(limits.least, min(_rounded(tokens), limits.most))
+
+
+def _rounded(tokens: float) -> int:
+    """`tokens` rounded down to 2**n or 3 * 2**n, so that a new fit seldom gives a new value."""
+    if tokens < 2:
+        return 0
+    half: int = 1 << (floor(log2(tokens)) - 1)
+    return floor(tokens / half) * half

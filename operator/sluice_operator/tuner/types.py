@@ -47,8 +47,23 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkLimits:
+    """The token budgets that an engine takes at its start. `may_roll`: the tuner may choose one,
+    which restarts the pods. `key`: the model and the device that one is kept for."""
+
+    least: int = 64
+    most: int = 65_536
+    may_roll: bool = False
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CapLimits:
-    """The limits of the tuner. `replicas_external`: somebody else writes `spec.replicas`."""
+    """The limits of the tuner. `replicas_external`: somebody else writes `spec.replicas`.
+
+    `sizes`: the batches that the engine has captured graphs for, ascending; a cap is one of them,
+    or none if empty. `chunk`: None if the token budget of a step is not ours to set.
+    """
 
     ceiling: int
     min_num_seqs: int
@@ -58,10 +73,17 @@ class CapLimits:
     scale_up_window_s: float = 0.0
     scale_down_window_s: float = 300.0
     ceiling_by: Literal["VRAM", "User"] = "VRAM"
+    sizes: tuple[int, ...] = ()
+    chunk: ChunkLimits | None = None
 
     def bound_cap(self, cap: int) -> int:
         """`cap` within the minimum (or the ceiling, if that is less) and the ceiling."""
         return min(max(cap, min(self.min_num_seqs, self.ceiling)), self.ceiling)
+
+    def captured(self, cap: int) -> int:
+        """`cap`, or the largest captured size below it that the minimum allows."""
+        below = [size for size in self.sizes if self.min_num_seqs <= size <= cap]
+        return below[-1] if below else cap
 
     def bound_replicas(self, replicas: int) -> int:
         """`replicas` within the bounds of the spec."""
@@ -126,6 +148,14 @@ class LoadedCap(Struct, frozen=True):
     tail_ms: float = 0.0
 
 
+class ChunkBudget(Struct, frozen=True):
+    """The token budget of a step that the pods' engines start with, since `time_s`."""
+
+    tokens: int
+    time_s: float
+    key: str
+
+
 class CapChange(Struct, frozen=True):
     """The last change of the cap. `epoch` is the one that this change opened."""
 
@@ -166,6 +196,7 @@ class Past(Struct, frozen=True):
     scale_in_to: int = 0
     cold_start_s: float | None = None
     loaded_cap: LoadedCap | None = None
+    chunk_budget: ChunkBudget | None = None
 
     @property
     def last_scale(self) -> ReplicaChange | None:
@@ -183,7 +214,8 @@ class TargetVerdict:
     is shown if none more is over; 0 once it is shown. `verifiable`: False if that would take more
     than an hour at the present traffic. `epoch_far`: gaps of interference among `epoch_over`, which
     a lower cap would not have held either. `far_at_cap`: those among them that came at the cap.
-    `cap_breached`: the verdict is Breach also without them.
+    `cap_breached`: the verdict is Breach also without them. `in_prefill`: they are no interference,
+    but met the prompt of another request in a chunk that does not follow the target.
     """
 
     target: TargetName
@@ -201,6 +233,7 @@ class TargetVerdict:
     epoch_far: int = 0
     far_at_cap: int = 0
     cap_breached: bool = False
+    in_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +261,9 @@ class Decision:
 
     `cap_move`, `replicas_move`: the moves of the control law, in every mode. `desired_replicas`:
     the number that the demand alone needs. `cap_reason`, `replicas_reason`: empty when that side
-    holds. `effective_batch`: mean decodes in a step. `limited_by`: why the cap cannot grow, None
-    without a reason.
+    holds. `proposed_chunk`: the token budget of a step that the target allows, None if it is
+    unknown or follows the target. `effective_batch`: mean decodes in a step. `limited_by`: why the
+    cap cannot grow, None without a reason.
     """
 
     cap: int
@@ -253,3 +287,4 @@ class Decision:
     arrivals_per_s: float
     good_share: float | None
     smooth_share: float | None
+    proposed_chunk: int | None = None

@@ -1,7 +1,7 @@
 """Judges each target: the promise over the window, and the evidence of this epoch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -36,6 +36,15 @@ def _gaps_at_cap(tick: Tick) -> tuple[int, int]:
     return tick.itl.n_at_cap, tick.itl.over_at_cap
 
 
+def _gaps_in_prefill(tick: Tick) -> tuple[int, int]:
+    return tick.itl.n_in_prefill, tick.itl.over_in_prefill
+
+
+def _gaps_outside_prefill(tick: Tick) -> tuple[int, int]:
+    n = max(0, tick.itl.n - tick.itl.n_in_prefill)
+    return n, min(n, max(0, tick.itl.over - tick.itl.over_in_prefill))
+
+
 def _requests(tick: Tick) -> tuple[int, int]:
     return tick.e2e.n, tick.e2e.over
 
@@ -48,6 +57,14 @@ def _waiting(tick: Tick) -> tuple[int, int]:
     return tick.waiting.cap, tick.waiting.kv
 
 
+@dataclass(frozen=True, slots=True)
+class FixedChunk:
+    """The engine's prefill chunks do not follow the target. `decodes_hold`: the step model predicts
+    that the decodes that ran hold it without a prompt beside them."""
+
+    decodes_hold: bool
+
+
 READERS: dict[TargetName, Counts] = {
     "timeToFirstToken": Counts(_first_tokens, _first_tokens, lambda tick: tick.ttft.sketch),
     "interTokenLatency": Counts(_gaps, _gaps_at_cap, lambda tick: tick.itl.sketch),
@@ -56,16 +73,60 @@ READERS: dict[TargetName, Counts] = {
 
 
 def judge(
-    targets: Targets, window: TickWindow, epoch: TickWindow, far_ms: float = inf
+    targets: Targets,
+    window: TickWindow,
+    epoch: TickWindow,
+    far_ms: float = inf,
+    fixed_chunk: FixedChunk | None = None,
 ) -> dict[TargetName, TargetVerdict]:
     """Judges every target asked for. `window`: all ticks of the window. `epoch`: those that are
-    evidence. `far_ms`: gaps over it are interference."""
+    evidence. `far_ms`: gaps over it are interference. `fixed_chunk`: None if prefill chunks follow
+    the target."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
-    return {
+    judged = {
         name: _judge_one(name, target_ms, targets, threshold, window, epoch, far_ms)
         for name, target_ms in names.items()
     }
+    gaps = judged.get("interTokenLatency")
+    if gaps is None or gaps.verdict != "Breach" or fixed_chunk is None:
+        return judged
+    if _holds_outside_prefill(targets.allowed_share, threshold, epoch, fixed_chunk):
+        judged["interTokenLatency"] = _without_prefill(gaps, epoch)
+    return judged
+
+
+def _holds_outside_prefill(
+    allowed: float, threshold: float, epoch: TickWindow, fixed_chunk: FixedChunk
+) -> bool:
+    """True if the gaps that met no other request's prompt hold the target. If those are too few
+    to tell, the step model does; without one they do not."""
+    n, over = epoch.total(_gaps_outside_prefill)
+    if over > allowed * n:
+        return False
+    evidence = epoch.breach_evidence(allowed, threshold, series_of, _gaps_outside_prefill)
+    return evidence < threshold and (allowed * n >= k.MIN_BEYOND or fixed_chunk.decodes_hold)
+
+
+def _without_prefill(gaps: TargetVerdict, epoch: TickWindow) -> TargetVerdict:
+    """The verdict that excuses gaps in prefill, as those under interference."""
+    _, over = epoch.total(_gaps_in_prefill)
+    n, over_at_cap = epoch.total(_gaps_at_cap)
+    _, at_cap = epoch.total(_in_prefill_at_cap)
+    effect = _effect("interTokenLatency", epoch)
+    proof = headroom(n - at_cap, over_at_cap - at_cap, effect, gaps.allowed_share)
+    return replace(
+        gaps,
+        samples_needed=proof.samples_needed,
+        epoch_far=over,
+        far_at_cap=at_cap,
+        cap_breached=False,
+        in_prefill=True,
+    )
+
+
+def _in_prefill_at_cap(tick: Tick) -> tuple[int, int]:
+    return tick.itl.n_at_cap, min(tick.itl.over_in_prefill, tick.itl.over_at_cap)
 
 
 def _judge_one(

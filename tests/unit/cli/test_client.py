@@ -4,11 +4,12 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
 from typing import Any, ClassVar
 
 import aiohttp
 import pytest
-from sluice.measure.client import Outcome, read_stream, request
+from sluice.measure.client import Outcome, Shape, read_stream, request
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -183,3 +184,13 @@ async def test_a_line_of_any_length_is_read() -> None:
 async def test_the_clock_of_a_request_that_is_sent_late_runs_from_when_it_was_due() -> None:
     found, _ = await outcome([answers], due_s=time.monotonic() - 100)
     assert 100 <= found.ttft_s <= found.total_s
+
+
+def test_prompts_of_words_have_as_many_words_as_prompts_of_ids_have_tokens() -> None:
+    ids, words = (Shape((5, 9), (4, 4), 1000, "m", words=words) for words in (False, True))
+    for seed in range(20):
+        told = ids.body(Random(seed))["prompt"]
+        said = words.body(Random(seed))["prompt"]
+        assert isinstance(told, list)
+        assert isinstance(said, str)
+        assert len(said.split()) == len(told)

@@ -10,6 +10,7 @@ from sluice_core.errors import NotReady
 from sluice_core.model.files import Directory
 from sluice_core.model.stored import read_config
 from sluice_frontend.evidence.health import Verdict
+from sluice_frontend.process.app import add_health, bare
 from starlette.types import ASGIApp
 
 from ..base.config import HubConfig, WorkerConfig
@@ -17,8 +18,6 @@ from ..execution.models.config import DecoderConfig
 from ..hub.cache import Stopped
 from ..hub.download import download
 from ..hub.progress import DownloadProgress
-from .app import bare
-from .routes import add_health
 
 RETRY_AFTER_S = 30
 METHODS = ["GET", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"]

@@ -7,9 +7,6 @@ from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
-from prometheus_client import generate_latest
-from sluice_frontend.evidence.health import Verdict
-from sluice_frontend.evidence.metrics import CONTENT_TYPE
 from sluice_frontend.http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
 from sluice_frontend.openai import response_types
 from sluice_frontend.openai.chat import parse_chat
@@ -59,7 +56,6 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     add_token_routes(app, service)
     _add_models(app, service)
-    add_probes(app, service)
 
     has_keys = service.config.server.has_api_keys
     page = encode(
@@ -129,47 +125,3 @@ def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/load")
     async def load() -> Response:
         return answer(response_types.Load(service.client.num_open))
-
-
-def add_health(
-    app: FastAPI,
-    liveness: Callable[[], Verdict],
-    health: Callable[[], Verdict],
-    readiness: Callable[[], Verdict],
-) -> None:
-    """The probes and the version, which need no engine. `health`: as in vLLM, whose charts use it
-    for readiness."""
-
-    def told(verdict: Verdict) -> Response:
-        body = response_types.Health("ok" if verdict.ok else "failed", verdict.reason)
-        return answer(body, 200 if verdict.ok else 503)
-
-    @app.get("/healthz")
-    async def healthz() -> Response:
-        return told(liveness())
-
-    @app.get("/health")
-    async def up() -> Response:
-        return told(health())
-
-    @app.get("/readyz")
-    async def readyz() -> Response:
-        verdict = readiness()
-        body = response_types.Readiness(
-            "ready" if verdict.ok else "not ready", verdict.reason, verdict.phase, verdict.percent
-        )
-        return answer(body, 200 if verdict.ok else 503)
-
-    @app.get("/version")
-    async def show_version() -> Response:
-        return answer(response_types.Version(version("sluice")))
-
-
-def add_probes(app: FastAPI, service: Service) -> None:
-    """Health, version and metrics: on both ports."""
-    runtime = service.runtime
-    add_health(app, runtime.liveness, runtime.health, runtime.readiness)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(runtime.registry), media_type=CONTENT_TYPE)

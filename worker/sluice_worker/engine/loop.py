@@ -159,7 +159,8 @@ class Engine:
         if model is None:
             return few_decodes(decodes, kv_tokens, drafted)
         plain = model.step_ms(decodes, kv_tokens, 0)
-        return model.step_ms(decodes, kv_tokens, drafted) / plain if plain > 0 else 1.0
+        grown = self.times.step_ms(model, decodes, kv_tokens, drafted)
+        return grown / plain if plain > 0 else 1.0
 
     def _learn(self, step: Step, started: float, ended: float) -> StepModel | None:
         """Record the step; returns the model if it was refitted."""

@@ -107,7 +107,7 @@ class _Start:
         _prepare(runner)
         if self.kind == "cuda":
             self._rehearse(runner, plan)
-        times = StepTimes()
+        times = StepTimes(has_graphs=self.kind == "cuda")
         times.set_profile(records)
         predicted = self._predicted_cap(times, plan.ceiling)
         limits = self._limits(plan.ceiling, predicted)

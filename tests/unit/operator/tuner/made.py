@@ -79,8 +79,9 @@ def pod(name: str, ticks: Iterable[Tick], **changes: Any) -> PodView:
     )
     policy: SchedulingPolicy = changes.pop("policy", "fcfs")
     config = RuntimeConfig(
-        epoch, 8, 2048, Slo(500, 50), "Queue", 64, 8, Waiting(), "boot", scheduling_policy=policy
-    )
+        epoch, 8, 2048, Slo(500, 50), "Queue", 64, 8, Waiting(), "boot", scheduling_policy=policy,
+        chunk_is=changes.pop("chunk_is", "live"),
+    )  # fmt: skip
     usual: dict[str, Any] = {
         "name": name,
         "ready": True,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_core.contract import Causes, FirstTokens, Requests, StepModel, Tick, TokenGaps, Waiting
 from sluice_operator.reasons import Reason
-from sluice_operator.tuner import CapLimits, Decision, Past, PodView, Targets, decide
+from sluice_operator.tuner import CapLimits, ChunkLimits, Decision, Past, PodView, Targets, decide
 from unit.operator.tuner.made import observation, pod, tick
 
 count = st.integers(0, 10**6)
@@ -32,7 +32,8 @@ def gaps(draw: st.DrawFn) -> TokenGaps:
     at_cap = draw(st.just(n) | st.integers(0, n))
     over_at_cap = draw(among(at_cap))
     over = draw(st.just(over_at_cap) | st.integers(over_at_cap, n))
-    return TokenGaps(n, over, draw(small | count), at_cap, over_at_cap, draw(sketches))
+    in_prefill = draw(among(n)), draw(among(over))
+    return TokenGaps(n, over, draw(small | count), at_cap, over_at_cap, draw(sketches), *in_prefill)
 
 
 @st.composite
@@ -84,7 +85,9 @@ def rows(draw: st.DrawFn, now: float, epoch: int) -> list[Tick]:
 def pods(draw: st.DrawFn, name: str, now: float, epoch: int) -> PodView:
     model = draw(st.none() | st.builds(StepModel, *[coefficient] * 4, count, coefficient))
     its_epoch = epoch if not draw(rarely) else draw(st.integers(0, 3))
-    view = pod(name, draw(rows(now, epoch)), model=model, epoch=its_epoch)
+    chunk_is = draw(st.sampled_from(["live", "fixed"]))
+    ran = draw(rows(now, epoch))
+    view = pod(name, ran, model=model, epoch=its_epoch, chunk_is=chunk_is)
     gone: dict[str, Any] = {"evidence": None, "config": None} if draw(rarely) else {}
     flags: dict[str, Any] = {"ready": not draw(rarely), "terminating": draw(rarely)}
     seen_s = draw(st.none() | st.floats(now - 10, now) | st.floats(0, 400))
@@ -116,6 +119,8 @@ def test_any_evidence_gives_a_bounded_finite_explained_decision(data: st.DataObj
         data.draw(st.booleans()),
         0.0,
         data.draw(st.sampled_from([0.0, 30.0])),
+        sizes=data.draw(st.sampled_from([(), (1, 2, 4, 8, 16, 24, 32)])),
+        chunk=data.draw(st.none() | st.builds(ChunkLimits, may_roll=st.booleans())),
     )
     past, replicas, epoch = Past(), 2, 1
     cap, targets = data.draw(st.integers(1, 64)), data.draw(all_targets())
@@ -182,5 +187,6 @@ def check(
     for judged in decision.verdicts.values():
         numbers = (judged.over_share, judged.quantile_ms or 0.0)
         assert all(math.isfinite(number) for number in numbers)
+    assert decision.proposed_chunk is None or 64 <= decision.proposed_chunk <= 65_536
     assert math.isfinite(decision.arrivals_per_s)
     assert math.isfinite(decision.effective_batch)

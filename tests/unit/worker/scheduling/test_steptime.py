@@ -362,3 +362,36 @@ def test_a_throttled_pod_is_not_thought_faster_each_time_it_stands_still(scale: 
     for shape in ((3, 500, 0), (3, 500, 64)):
         assert model.step_ms(*shape) > 0.95 * scale * TRUTH.step_ms(*shape)
     assert num_slow < 0.02 * num_steps
+
+
+def launched(at_s: float, decodes: int, prefill: int, least_ms: float) -> StepRecord:
+    """A step of an 8B on an H200: a graph, or with prefill at least `least_ms` of launches."""
+    graph_ms = 4.3 + 0.03 * decodes
+    step_ms = max(least_ms, graph_ms - 3.3 + 0.0213 * prefill) if prefill else graph_ms
+    return StepRecord(at_s, decodes, 500 * decodes + prefill, prefill, step_ms)
+
+
+def chunk_after_traffic(has_graphs: bool, least_ms: float) -> int:
+    """The chunk beside 8 decodes under a target of 13.8 ms, which earlier chunks kept to."""
+    times, at_s = StepTimes(has_graphs=has_graphs), 0.0
+    shapes = ((0, 32), (1, 0), (0, 128), (32, 0))
+    times.set_profile([launched(at_s, *shape, least_ms) for shape in shapes])
+    for step in range(2000):
+        chunk = min(max(times.chunk_limit(13.8, 8, 4000), 32), 512) if step % 2 else 0
+        times.add(launched(at_s, 8, chunk, least_ms))
+        at_s += 0.01
+        if step % 100 == 99:
+            times.refit(at_s)
+    return times.chunk_limit(13.8, 8, 4000)
+
+
+def test_where_only_decodes_are_graphs_a_small_chunk_is_not_a_price_per_token() -> None:
+    assert chunk_after_traffic(has_graphs=False, least_ms=11.0) < 100  # none larger is measured
+    chunk = min(chunk_after_traffic(has_graphs=True, least_ms=11.0), 512)  # the longest prompt
+    assert chunk > 256
+    assert launched(0, 8, chunk, 11.0).step_ms < 13.8
+
+
+def test_where_no_chunk_keeps_the_target_chunks_are_worth_their_launch() -> None:
+    assert chunk_after_traffic(has_graphs=False, least_ms=15.0) < 32
+    assert chunk_after_traffic(has_graphs=True, least_ms=15.0) > 256

@@ -1,0 +1,156 @@
+"""*rim*: `sluice serve --engine`: an engine of others and the gate before it, in one terminal."""
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import aiohttp
+
+from sluice import gate
+from sluice.engines import ENGINES, Engine, Start
+
+STEERING = ("sluice_vllm", "sluice_core")
+LEAVES_S = 30.0
+"""Seconds that an engine gets to end; it has no open request by then."""
+ASK_AGAIN_S = 0.2
+
+
+def main(name: str, model: str, flags: list[str]) -> int:
+    """Serve `model` with the engine `name`. `flags`: the gate's, and after `--` the engine's.
+
+    Returns 0 after Ctrl-C or SIGTERM, 1 if the engine ended, 2 if its program is not installed,
+    else the gate's code.
+    """
+    engine = ENGINES[name]
+    program = shutil.which(engine.program)
+    if program is None:
+        told = f"{engine.program} is not installed here, or not in PATH; see {engine.install}"
+        print(f"sluice serve: {told}", file=sys.stderr)
+        return 2
+    cut = flags.index("--") if "--" in flags else len(flags)
+    own, theirs = flags[:cut], flags[cut + 1 :]
+    with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
+        start = _start(engine, model, own, Path(folder))
+        line = [program, *engine.arguments(start), *theirs]
+        environ = {**os.environ, **engine.environ(start)}
+        before = gate.line([*_gate_flags(name, engine, start), *own])
+        pulled = model if name == "ollama" else ""
+        print(f"Starting {' '.join(line)}, with a gate before it.", file=sys.stderr, flush=True)
+        return asyncio.run(_serve(line, environ, before, start.port, pulled))
+
+
+def _start(engine: Engine, model: str, flags: list[str], folder: Path) -> Start:
+    """What both are told alike, of the gate's flags."""
+    read = argparse.ArgumentParser(prog="sluice serve", add_help=False, allow_abbrev=False)
+    read.add_argument("--max-num-seqs", type=int, default=engine.num_seqs)
+    read.add_argument("--max-num-batched-tokens", type=int)
+    read.add_argument("--served-model-name")
+    told, _ = read.parse_known_args(flags)
+    if engine.is_steered:
+        for package in STEERING:
+            (folder / package).symlink_to(_place(package))
+    num_seqs, budget = told.max_num_seqs, told.max_num_batched_tokens
+    return Start(model, told.served_model_name, _free_port(), num_seqs, budget, folder)
+
+
+def _place(package: str) -> Path:
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError(f"{package} is not installed", name=package)
+    return Path(found.submodule_search_locations[0])
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _gate_flags(name: str, engine: Engine, start: Start) -> list[str]:
+    """The gate's flags; the user's come after them and win."""
+    steered = [f"--engine-socket={start.socket}"] if engine.is_steered else []
+    return [
+        f"--upstream=http://127.0.0.1:{start.port}", f"--engine={name}",
+        f"--max-num-seqs={start.num_seqs}", *steered,
+    ]  # fmt: skip
+
+
+async def _serve(
+    line: list[str], environ: Mapping[str, str], before: list[str], port: int, pulled: str
+) -> int:
+    """Run both until a signal, or until one of them ends; the gate drains first.
+
+    A second signal ends both at once. They are in sessions of their own, so that a Ctrl-C reaches
+    them in that order. `pulled`: a model that the engine is to have, "" for none.
+    """
+    told, running = asyncio.Event(), list[Process]()
+
+    def leave() -> None:
+        if told.is_set():
+            for process in running:
+                _kill(process)
+        told.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, leave)
+    try:
+        for words in (before, line):
+            theirs = environ if words is line else None
+            running.append(await _spawn(words, theirs))
+        door, engine = running
+        pulling = asyncio.create_task(_pull(engine, line[0], environ, port, pulled))
+        waits = [asyncio.create_task(each) for each in (told.wait(), door.wait(), engine.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in (pulling, *waits):
+            task.cancel()
+        if engine.returncode is not None:
+            print(f"The engine ended with {engine.returncode}.", file=sys.stderr, flush=True)
+            return 0 if told.is_set() else 1
+        return 0 if told.is_set() else door.returncode or 0
+    finally:
+        for process in running:
+            if process.returncode is None:
+                process.terminate()
+            try:
+                limit_s = None if process is running[0] else LEAVES_S
+                await asyncio.wait_for(process.wait(), limit_s)
+            except TimeoutError:
+                _kill(process)
+                await process.wait()
+
+
+async def _spawn(words: list[str], environ: Mapping[str, str] | None) -> Process:
+    return await asyncio.create_subprocess_exec(*words, env=environ, start_new_session=True)
+
+
+def _kill(process: Process) -> None:
+    """With its children."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _pull(
+    engine: Process, program: str, environ: Mapping[str, str], port: int, model: str
+) -> None:
+    """Have Ollama fetch a model that it does not hold yet; end it if it cannot."""
+    if not model:
+        return
+    url = f"http://127.0.0.1:{port}/api/show"
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.post(url, json={"model": model}) as response:
+                    is_there = response.ok
+                break
+            except aiohttp.ClientError:  # it starts
+                await asyncio.sleep(ASK_AGAIN_S)
+    if not is_there and await (await _spawn([program, "pull", model], environ)).wait():
+        engine.terminate()

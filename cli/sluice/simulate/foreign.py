@@ -1,0 +1,73 @@
+"""An engine of others behind a gate: its prefill chunks are fixed, and the gate holds the cap.
+
+The gate sees no step. So it starts at the ceiling, and fits its step model to gaps alone.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from msgspec import structs
+from sluice_core.contract import StepModel
+from sluice_core.latency import NO_LIMIT
+from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
+from sluice_frontend.evidence.open_tick import OpenGaps
+from sluice_operator.tuner import PodView
+from sluice_worker.scheduling.step import Outcome as BookedToken
+from sluice_worker.scheduling.step import Step
+
+from .pod import SimulatedPod
+
+
+@dataclass(slots=True)
+class GateGaps(OpenGaps):
+    """Gaps with those beside another request's prompt."""
+
+    n_in_prefill: int = 0
+    over_in_prefill: int = 0
+
+
+class ForeignPod(SimulatedPod):
+    """A gate before an engine whose token budget is `params.max_num_batched_tokens`."""
+
+    is_profiled = False
+    _prompt_ended_s = -1.0
+
+    def _prepare(self, start_s: float) -> None:
+        super()._prepare(start_s)
+        self.times = StepTimes()
+        self.recorder.engine.step_model = None
+        self._chunk_limit = _no_limit
+        self._price_s = partial(self.times.price_s, None, self.params.max_num_batched_tokens)
+
+    def view(self, now_s: float) -> PodView:
+        seen = super().view(now_s)
+        if seen.config is None:
+            return seen
+        return replace(seen, config=structs.replace(seen.config, cap_is="gate", chunk_is="fixed"))
+
+    def _book(self, outcome: BookedToken, step: Step, now_s: float) -> None:
+        if step.num_prefill_tokens:
+            self._prompt_ended_s = now_s
+        timer = self.open[outcome.sequence.request_id]
+        is_first, last_s = timer.first_s is None, timer.last_s
+        tick = self.recorder.ticks.open
+        if not isinstance(tick.itl, GateGaps):  # no gap of this tick is counted yet
+            tick.itl = GateGaps()
+        super()._book(outcome, step, now_s)
+        if not is_first and self._prompt_ended_s > last_s:
+            tick.itl.n_in_prefill += 1
+            tick.itl.over_in_prefill += timer.last_was_over
+
+    def _learn(self, step: Step, step_ms: float, now_s: float) -> StepModel | None:
+        if step.num_decodes:
+            gap_ms = step_ms + self.params.between_ms
+            kinds = step.num_decodes, 0, step.num_prefill_tokens
+            self.times.add(StepRecord(now_s, *kinds, gap_ms))
+        if now_s - self._refitted_s < REFIT_S:
+            return None
+        self._refitted_s = now_s
+        return self.times.refit(now_s)
+
+
+def _no_limit(decodes: int, kv_tokens: int) -> int:
+    return NO_LIMIT

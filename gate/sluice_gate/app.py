@@ -1,0 +1,58 @@
+"""The two applications of one gate."""
+
+import re
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from sluice_frontend.config import ServerConfig
+from sluice_frontend.evidence.metrics import OwnCollector
+from sluice_frontend.http.guards import PROBE_PATHS, EdgeMiddleware, Inflight
+from sluice_frontend.process.app import add_probes, api_bearer, bare
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .asked import GENERATING
+from .gate import Gate
+
+OWN_PATHS = frozenset((*PROBE_PATHS, "/metrics"))
+OWN_FAMILIES = re.compile(r"^(# \w+ )?sluice_.*\n", re.MULTILINE)
+"""Lines of an engine that is a worker of ours: the gate has these families itself."""
+
+
+class ApiApp:
+    """Probes and metrics are answered here; all else is the engine's."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._own, self._proxy = bare(), gate.proxy
+        add_probes(self._own, gate.runtime, metrics_of(gate))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._own if scope["path"] in OWN_PATHS else self._proxy
+        await app(scope, receive, send)
+
+
+def metrics_of(gate: Gate) -> Callable[[], bytes]:
+    """The engine's metrics as of the last look, and ours behind them."""
+    runtime, registry = gate.runtime, CollectorRegistry()
+    registry.register(OwnCollector(runtime.model_name, runtime.stats, runtime.view))
+
+    def scrape() -> bytes:
+        return OWN_FAMILIES.sub("", gate.upstream.metrics).encode() + generate_latest(registry)
+
+    return scrape
+
+
+def api_app(gate: Gate, config: ServerConfig, inflight: Inflight) -> ASGIApp:
+    """The application that clients speak to."""
+    edge = EdgeMiddleware(
+        ApiApp(gate),
+        bearer=api_bearer(config),
+        open_paths=PROBE_PATHS,
+        bounded_paths=tuple(GENERATING),
+        check_room=gate.admission.check_room,
+        inflight=inflight,
+        lifetime=gate.runtime.lifetime,
+        load=gate.runtime.load,
+        on_answer=gate.runtime.stats.answer,
+    )
+    return CORSMiddleware(edge, config.allowed_origins, allow_methods=["*"], allow_headers=["*"])

@@ -1,0 +1,248 @@
+"""The engine as the frontend sees it: a queue here, and a server behind a URL."""
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from sluice_core.contract import GapsFrom
+from sluice_core.errors import SluiceError
+from sluice_core.ordering import Pace
+from sluice_core.wire import EngineLimits, Ready, Snapshot
+from sluice_frontend.evidence.ledger import Ledger
+
+from .asked import Asked
+from .engines import EngineLoad
+from .flight import Books, Flight
+from .outside import OutsideModel
+from .queue import Queue
+
+KV_PARTS = 1000
+"""Foreign engines tell the used share of their KV cache, not blocks."""
+FULL_KV = 0.95
+EACH_SHARE = 0.05
+"""Tokens that may have no chunk of their own, as parts of one character."""
+
+
+class GateBackend:
+    """A `Backend` of the frontend: open flights, by the ids of their sequences."""
+
+    def __init__(self, limits: EngineLimits, ledger: Callable[[], Ledger]) -> None:
+        """`ledger`: known once the runtime is there, which needs this object first."""
+        self.ready: Ready | None = None
+        self.closed = asyncio.Event()
+        self.queue = Queue(limits, self._pace)
+        self.outside = OutsideModel()
+        self.load = EngineLoad()
+        self.num_chunks = 0
+        self._num_seen = self._num_told = 0
+        self._busy_since_s = math.inf
+        self.on_limits: list[Callable[[EngineLimits], None]] = []
+        self._ledger = ledger
+        self._flights: dict[str, Flight] = {}
+        self._ids = itertools.count(1)
+        self._books: Books | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._flights)
+
+    @property
+    def books(self) -> Books:
+        if self._books is None:
+            self._books = Books(self._ledger(), cap=self.queue.limits.max_num_seqs)
+        return self._books
+
+    # -- requests
+
+    def open(self, asked: Asked, tokens: Sequence[int], arrival_s: float) -> Flight:
+        """Let a request in, to the queue; `tokens`: of each prompt."""
+        loop, recorder, now_s = (
+            asyncio.get_running_loop(),
+            self._ledger().recorder,
+            time.monotonic(),
+        )
+        timers = [
+            recorder.arrive(
+                str(next(self._ids)), arrival_s, now_s, num, asked.deadlines.ttft_ms,
+                asked.priority, is_another=another > 0,
+            )
+            for num in tokens
+            for another in range(asked.n)
+        ]  # fmt: skip
+        for timer in timers:
+            timer.group = timers[0].group
+        flight = Flight(
+            asked, tokens, arrival_s, timers, loop.create_future(), loop.create_future()
+        )
+        self._flights |= dict.fromkeys((timer.request_id for timer in timers), flight)
+        self.queue.add(flight)
+        self.pump()
+        return flight
+
+    def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> None:
+        """A token of one of its sequences was handed over."""
+        self.num_chunks += 1
+        tick, books = self._ledger().recorder.ticks.open, self.books
+        tick.generated_tokens += 1
+        tick.decodes += 1
+        before = books.num_prefilling
+        gap_s = books.token(flight, index, now_s, is_drafted=is_drafted)
+        if gap_s is not None:
+            self.outside.gap(1e3 * gap_s, books.running, now_s)
+        elif books.num_prefilling < before and flight.admitted_s is not None:
+            tick.prefill_tokens += int(flight.work)
+            if len(flight.tokens) == 1:
+                prefill_ms = 1e3 * (now_s - flight.admitted_s)
+                self.outside.prefill(prefill_ms, flight.work, books.running - 1, now_s)
+
+    def streamed(self, flight: Flight, usage: tuple[int, int] | None) -> None:
+        """A streamed answer ended; `usage`: as the engine told it."""
+        if usage is not None:
+            seen = sum(timer.num_tokens for timer in flight.timers)
+            self._num_seen = self._num_seen // 2 + seen
+            self._num_told = self._num_told // 2 + usage[1]
+
+    @property
+    def gaps_from(self) -> GapsFrom:
+        """tokens: where the engine told how many there are, chunks brought one each."""
+        is_each = abs(self._num_seen - self._num_told) <= EACH_SHARE * self._num_told
+        return "tokens" if self._num_told and is_each else "chunks"
+
+    def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
+        """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
+        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.asked.is_stream
+        if is_unseen:
+            tick.generated_tokens += num_tokens or 0
+            tick.prefill_tokens += int(flight.work)
+        for timer in flight.timers:
+            if is_unseen:
+                timer.num_tokens = (num_tokens or 0) // flight.num_sequences
+            self._ledger().finish(timer, "stop", 0, computed_s=now_s, now_s=now_s)
+        self._over(flight)
+
+    def leave(self, flight: Flight, error: SluiceError | None = None) -> None:
+        """It ended otherwise: its client left, or `error`. An ended one is ignored."""
+        if flight.is_over:
+            return
+        now_s, ledger = time.monotonic(), self._ledger()
+        for timer in flight.timers:
+            if error is None:
+                ledger.leave(timer, now_s)
+            else:
+                ledger.fail(timer, error, now_s)
+        self._over(flight)
+
+    def _over(self, flight: Flight) -> None:
+        if flight.is_prefilling:
+            self.books.num_prefilling -= 1
+        flight.is_over = True
+        for timer in flight.timers:
+            del self._flights[timer.request_id]
+        if flight.admitted_s is None:
+            self.queue.remove(flight)
+        else:
+            self.queue.leave(flight)
+        self.pump()
+
+    def pump(self) -> None:
+        """Give free places to those whose turn it is, while the engine is there."""
+        recorder, now_s = self._ledger().recorder, time.monotonic()
+        taken = self.queue.take() if self.ready is not None else []
+        for flight in taken:
+            flight.admitted_s = now_s
+            recorder.admit((timer.request_id for timer in flight.timers), now_s)
+            self.books.num_prefilling += flight.is_prefilling
+            if not flight.asked.is_stream:
+                for timer in flight.timers:
+                    recorder.unseen(timer)
+            if not flight.turn.done():
+                flight.turn.set_result(None)
+        self.see()
+
+    # -- what the engine and this queue hold
+
+    def see(self) -> None:
+        """Tell the evidence the state of now."""
+        recorder, running, waiting = self._ledger().recorder, self.queue.running, self.queue.waiting
+        cap = self.queue.limits.max_num_seqs
+        self.books.running, self.books.cap = running, cap
+        in_cap = min(running, cap) if self.queue.ahead else running
+        held = int(self.load.waiting or 0)
+        recorder.engine.see(
+            Snapshot(
+                running=in_cap, waiting_cap=waiting + running - in_cap, waiting_kv=held,
+                used_blocks=round(KV_PARTS * (self.load.kv_usage or 0.0)), cached_blocks=0,
+                num_blocks=KV_PARTS, num_preemptions=int(self.load.preemptions or 0),
+                preempted_tokens=0, prefix_queries=0, prefix_hits=0,
+            )
+        )  # fmt: skip
+        tick, now_s = recorder.ticks.open, time.monotonic()
+        tick.max_running = max(tick.max_running, in_cap)
+        tick.busy_s += max(0.0, now_s - self._busy_since_s)
+        self._busy_since_s = now_s if running else math.inf
+        recorder.ticks.settle(in_cap)
+
+    def loaded(self, load: EngineLoad) -> None:
+        """The engine's own metrics. Those that are prefilled now may wait for its memory."""
+        has_lack = bool(load.waiting) or (load.kv_usage or 0.0) > FULL_KV
+        has_lack = has_lack or (load.preemptions or 0.0) > (self.load.preemptions or 0.0)
+        self.load = load
+        if has_lack and not self.queue.ahead:
+            for flight in self.flights:
+                flight.met_lack = flight.met_lack or flight.is_prefilling
+        self.see()
+
+    @property
+    def flights(self) -> Iterable[Flight]:
+        """The open ones."""
+        return dict.fromkeys(self._flights.values())
+
+    @property
+    def owes_progress(self) -> bool:
+        """True if chunks are due, or the engine's own counter of tokens must move."""
+        if self.load.tokens is not None:
+            return self.queue.running > 0
+        return any(f.admitted_s is not None and f.asked.is_stream for f in self.flights)
+
+    def _pace(self, num_free: int) -> Pace:
+        recorder, cap = self._ledger().recorder, self.queue.limits.max_num_seqs
+        model, service_s = recorder.engine.step_model, recorder.recent.service_s() or 0.0
+        return Pace(model.d / 1e3 if model else 0.0, service_s / cap, num_free)
+
+    # -- backend.Backend
+
+    def fail(self, request_id: str, error: SluiceError) -> None:
+        """End the whole request of a sequence. Its place is free once the engine's connection is
+        closed."""
+        flight = self._flights.get(request_id)
+        if flight is not None:
+            flight.end(error)
+
+    def drop(self, request_id: str, error: SluiceError) -> None:
+        """The same, unless it has gone to the engine."""
+        flight = self._flights.get(request_id)
+        if flight is not None and flight.admitted_s is None:
+            flight.end(error)
+
+    def fail_all(self, error: SluiceError) -> None:
+        for flight in self.flights:
+            flight.end(error)
+
+    def fail_waiting(self, error: SluiceError) -> None:
+        """End those that have not gone to the engine."""
+        for flight in self.flights:
+            if flight.admitted_s is None:
+                flight.end(error)
+
+    def configure(self, limits: EngineLimits) -> None:
+        """New limits from now on."""
+        self.queue.limits = limits
+        for tell in self.on_limits:
+            tell(limits)
+        self.pump()
+
+    async def check_integrity(self) -> str | None:
+        """None: the engine's memory is its own."""
+        return None

@@ -1,0 +1,142 @@
+"""The gate's flags; parsing names all problems at once."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sluice_core.contract import SchedulingPolicy
+from sluice_core.errors import ConfigError
+from sluice_frontend.config import (
+    Parser,
+    Positive,
+    ServerConfig,
+    SloFlags,
+    api_key_of,
+    converted,
+    file_problems,
+    flag,
+    flags_of,
+    read_persisted,
+    read_secrets,
+    slo_of,
+    strays,
+)
+
+from .engines import ENGINES, EngineFacts, EngineName
+
+DEFAULT_CAPACITY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """The engine behind the gate. `epoch`: of the first cap."""
+
+    upstream: str = flag("the engine's URL, as http://127.0.0.1:8100 (required)", MISSING)
+    engine: EngineName = flag("which engine; custom: any OpenAI server", "custom")
+    max_num_seqs: Positive | None = flag(
+        "the most sequences that the engine runs at once; live caps stay below; default: as the "
+        f"engine tells, else {DEFAULT_CAPACITY}"
+    )
+    initial_num_seqs: Positive | None = flag("the first cap; default: all that the engine runs")
+    max_num_batched_tokens: Positive = flag("the engine's own token budget of one step", 2048)
+    scheduling_policy: SchedulingPolicy | None = flag(
+        "who is served first; default: deadline with --slo-ttft-ms, else fcfs"
+    )
+    health_path: str | None = flag("a path that answers 200 while the engine serves")
+    engine_admin_key_file: Path | None = flag("file of SGLang's admin key, for its live cap")
+    engine_socket: Path | None = flag("Unix socket on which sluice_vllm inside vLLM finds the gate")
+    epoch: int = 0
+
+    def capacity(self, told: int | None) -> int:
+        """The most sequences that the engine runs; `told`: by itself."""
+        return self.max_num_seqs or told or DEFAULT_CAPACITY
+
+    @property
+    def facts(self) -> EngineFacts:
+        return ENGINES[self.engine]
+
+    @property
+    def health(self) -> str:
+        """The path of the engine's health."""
+        return self.health_path or self.facts.health
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """All of the command line."""
+
+    engine: EngineFlags
+    server: ServerConfig
+
+    @property
+    def model_name(self) -> str:
+        """The name in metrics; requests name what the engine serves."""
+        return self.server.served_model_name or self.engine.upstream
+
+
+PARTS = (EngineFlags, ServerConfig, SloFlags)
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=program,
+        description="Stands before an engine: a live max_num_seqs, a queue, deadlines, evidence.",
+        allow_abbrev=False,
+    )
+    for config in PARTS:
+        for one in flags_of(config):
+            if one.field.name != "sse_keep_alive_interval":  # answers are the engine's own bytes
+                one.add_to(parser)
+    parser.set_defaults(sse_keep_alive_interval=None)
+    parser.add_argument("--version", action="version", version=version("sluice"))
+    parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(
+    argv: Sequence[str], environ: Mapping[str, str] | None = None, program: str = "sluice-gate"
+) -> GateConfig:
+    """The configuration that `argv` asks for. Raises ConfigError with all problems."""
+    environ = os.environ if environ is None else environ
+    given, unknown = _parser(program).parse_known_args(argv)
+    problems = [f"{argument} is not a flag of {program}" for argument in strays(unknown)]
+    engine, server, slo = (converted(given, part, problems) for part in PARTS)
+    server |= {"flag_slo": slo_of(slo), "api_key": api_key_of(given, environ, problems)}
+    files = read_persisted(server.get("runtime_config_dir"), problems)
+    slo |= {name: files.pop(name) for name in list(files) if name.startswith("slo_")}
+    server["slo"] = slo_of(slo)
+    if "overload" in files:
+        server["overload"] = files.pop("overload")
+    engine |= files
+    problems += _contradictions(engine, server, slo) + file_problems(server)
+    if problems:
+        raise ConfigError(problems)
+    return GateConfig(EngineFlags(**engine), ServerConfig(**server))
+
+
+def _contradictions(
+    engine: dict[str, Any], server: dict[str, Any], slo: dict[str, Any]
+) -> list[str]:
+    problems = []
+    url = urlsplit(engine.get("upstream", ""))
+    if url.scheme not in ("http", "https") or not url.netloc:
+        problems.append("--upstream is required: the engine's URL, as http://127.0.0.1:8100")
+    ceiling, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
+    if ceiling is not None and initial is not None and initial > ceiling:
+        problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
+    port = server.get("port", ServerConfig().port)
+    if port and port == server.get("admin_port", ServerConfig().admin_port):
+        problems.append(f"--port and --admin-port are both {port}; give them different ports")
+    if server.get("overload") == "Shed" and slo.get("slo_ttft_ms") is None:
+        problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
+    if (key := engine.get("engine_admin_key_file")) is not None:
+        try:
+            read_secrets(key)
+        except ConfigError as error:
+            problems += [f"--engine-admin-key-file {problem}" for problem in error.problems]
+    return problems

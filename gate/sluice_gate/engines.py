@@ -1,0 +1,102 @@
+"""Engines as data: where each tells its health, its load and its limits. Pure.
+
+Names are those of each engine's own documentation; some were renamed, so there may be several.
+A name that an engine does not show is unknown, which is never taken for idle.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+EngineName = Literal["vllm", "sglang", "llamacpp", "ollama", "tgi", "custom"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """`health`: a path that answers 200 while it serves. Metrics, by any of their names:
+
+    `running`, `waiting`: its sequences; `kv_usage`: share of its KV cache in use, 0 to 1;
+    `preemptions`: a counter; `tokens`: a counter that moves while it works.
+    `has_metrics`: it serves /metrics. `about`: a path that tells its capacity.
+    """
+
+    health: str
+    has_metrics: bool = True
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    kv_usage: tuple[str, ...] = ()
+    preemptions: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    about: str | None = None
+
+
+ENGINES: Mapping[EngineName, EngineFacts] = {
+    "vllm": EngineFacts(
+        "/health",
+        running=("vllm:num_requests_running",),
+        waiting=("vllm:num_requests_waiting",),
+        kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # before 0.9.2
+        preemptions=("vllm:num_preemptions_total",),
+        tokens=("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),
+    ),
+    "sglang": EngineFacts(
+        "/health",
+        running=("sglang:num_running_reqs",),
+        waiting=("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs"),
+        kv_usage=("sglang:token_usage",),
+        preemptions=("sglang:num_retracted_reqs",),
+        tokens=("sglang:generation_tokens_total", "sglang:prompt_tokens_total"),
+        about="/server_info",
+    ),
+    "llamacpp": EngineFacts(
+        "/health",
+        running=("llamacpp:requests_processing",),
+        waiting=("llamacpp:requests_deferred",),
+        tokens=("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total"),
+        about="/props",
+    ),
+    "ollama": EngineFacts("/api/version", has_metrics=False),
+    "tgi": EngineFacts(
+        "/health",
+        running=("tgi_batch_current_size",),
+        waiting=("tgi_queue_size",),
+        tokens=("tgi_request_generated_tokens_sum",),
+    ),
+    "custom": EngineFacts("/v1/models"),
+}
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """An engine's own metrics at one moment; None where it shows none."""
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    preemptions: float | None = None
+    tokens: float | None = None
+
+
+def load_of(facts: EngineFacts, text: str) -> EngineLoad:
+    """The load in a scrape; samples of one name are summed."""
+    values: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(text):
+        try:
+            values[name] = values.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
+
+    def total(names: tuple[str, ...]) -> float | None:
+        found = [values[name] for name in names if name in values]
+        return sum(found) if found else None
+
+    return EngineLoad(
+        total(facts.running),
+        total(facts.waiting),
+        total(facts.kv_usage),
+        total(facts.preemptions),
+        total(facts.tokens),
+    )

@@ -1,0 +1,106 @@
+"""One client's request, from its arrival to the end of its answer: its clocks and its outcome.
+
+*Pure* but for the future that tells its turn. Each of its sequences has a timer of its own.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sluice_core.contract import AT_CAP_SHARE
+from sluice_core.errors import SluiceError
+from sluice_core.wire import FirstToken, TokenOut
+from sluice_frontend.evidence.ledger import Ledger
+from sluice_frontend.evidence.recorder import RequestTimer
+
+from .asked import Asked
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request. `tokens`: estimated, of each prompt. `turn`: set when it may go to the engine,
+    or to the error that ends it. `stop`: set when it must end although it has gone there.
+
+    `num_waiting`: its sequences that wait or ran when the engine told of a lack of memory.
+    """
+
+    asked: Asked
+    tokens: Sequence[int]
+    arrival_s: float
+    timers: list[RequestTimer]
+    turn: asyncio.Future[None]
+    stop: asyncio.Future[None]
+    admitted_s: float | None = None
+    met_lack: bool = False
+    is_over: bool = False
+    first_seen: set[int] = field(default_factory=set)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.timers)
+
+    @property
+    def work(self) -> float:
+        """Prompt tokens to compute."""
+        return float(sum(self.tokens))
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True between its admission and its first token, if that can be seen."""
+        is_under_way = self.admitted_s is not None and not self.is_over
+        return is_under_way and self.asked.is_stream and not self.first_seen
+
+    def end(self, error: SluiceError) -> None:
+        """End it with `error`, wherever it is."""
+        for future in (self.turn, self.stop):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # it may have no reader any more
+
+
+@dataclass(slots=True)
+class Books:
+    """Counts the tokens of answers. `running`, `cap`: as of now, told by the gate.
+
+    `prefill_ended_s`: the last moment at which a prompt was known to be computed.
+    """
+
+    ledger: Ledger
+    running: int = 0
+    cap: int = 1
+    num_prefilling: int = 0
+    prefill_ended_s: float = -1.0
+
+    @property
+    def at_cap(self) -> bool:
+        return self.running >= AT_CAP_SHARE * self.cap
+
+    def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> float | None:
+        """A token of the sequence `index`; its gap in seconds, None for a first one."""
+        timer = flight.timers[index if index < len(flight.timers) else 0]
+        is_first = timer.first_s is None
+        before_s = timer.last_s
+        first = self._parts(flight, timer, now_s) if is_first else None
+        in_prefill = self.num_prefilling > 0 or self.prefill_ended_s > before_s
+        self.ledger.token(
+            timer,
+            TokenOut(timer.request_id, 0, None, first),
+            at_cap=self.at_cap,
+            is_drafted=is_drafted,
+            now_s=now_s,
+            in_prefill=in_prefill,
+        )
+        if is_first and not flight.first_seen:
+            self.num_prefilling -= 1
+            self.prefill_ended_s = now_s
+        if is_first:
+            flight.first_seen.add(index)
+            return None
+        return None if is_drafted or in_prefill else now_s - before_s
+
+    def _parts(self, flight: Flight, timer: RequestTimer, now_s: float) -> FirstToken:
+        """Its wait here is for the cap; the engine's part is prefill, or a lack of memory."""
+        admitted_s = flight.admitted_s or timer.submitted_s
+        wait_s, engine_s = max(0.0, admitted_s - timer.submitted_s), now_s - admitted_s
+        kv_s = engine_s if flight.met_lack else 0.0
+        return FirstToken(wait_s, kv_s, engine_s - kv_s, 0)

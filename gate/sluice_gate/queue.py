@@ -1,0 +1,67 @@
+"""The queue before the engine, and the places in it. *Rim* only by its clock.
+
+The cap counts sequences. A request of more sequences than the cap goes alone. Lowering the cap ends
+nothing: it drains.
+"""
+
+import time
+from collections.abc import Callable
+
+from sluice_core.ordering import Line, Pace, Terms
+from sluice_core.wire import EngineLimits
+
+from .flight import Flight
+
+
+class Queue:
+    """Flights that wait, in the order of `ordering`, and the number of sequences that run.
+
+    `ahead`: sequences beyond the cap for an engine that holds the cap itself: then a place that
+    becomes free there is taken at once. `pace`: how fast flights are served.
+    """
+
+    def __init__(self, limits: EngineLimits, pace: Callable[[int], Pace]) -> None:
+        self.limits = limits
+        self.running = self.waiting = 0
+        self.ahead = 0
+        self._pace = pace
+        self._line: Line[Flight] = Line(self._terms)
+
+    def _terms(self, flight: Flight) -> Terms:
+        limits, asked = self.limits, flight.asked
+        due_s = limits.due_s(flight.arrival_s, asked.deadlines.ttft_ms)
+        priority = 0 if limits.policy == "fcfs" else asked.priority
+        return Terms(priority, due_s, flight.arrival_s, flight.work)
+
+    def add(self, flight: Flight) -> None:
+        """A flight comes."""
+        self.waiting += flight.num_sequences
+        self._line.add(flight)
+
+    def remove(self, flight: Flight) -> None:
+        """A waiting flight goes away."""
+        if flight in self._line:
+            self.waiting -= flight.num_sequences
+            self._line.remove(flight)
+
+    def leave(self, flight: Flight) -> None:
+        """A flight that ran has ended."""
+        self.running -= flight.num_sequences
+
+    def take(self) -> list[Flight]:
+        """The flights that may begin now, in order. The first that does not fit ends the choice, so
+        that no large one starves."""
+        most = self.limits.max_num_seqs + self.ahead
+        taken: list[Flight] = []
+        if not self.waiting or (self.running and self.running >= most):
+            return taken
+        pace = self._pace(max(0, most - self.running))
+        for flight in self._line.ordered(time.monotonic(), pace):
+            if self.running and self.running + flight.num_sequences > most:
+                break
+            self.running += flight.num_sequences
+            taken.append(flight)
+        for flight in taken:
+            self.waiting -= flight.num_sequences
+            self._line.remove(flight)
+        return taken

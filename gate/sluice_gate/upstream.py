@@ -1,0 +1,210 @@
+"""*Rim*: the engine's server: is it there, how loaded, and requests to it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from sluice_core.errors import EngineDied, timestamp
+from sluice_frontend.evidence.health import Liveness
+from yarl import URL
+
+from .config import EngineFlags
+from .engines import EngineLoad, load_of
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+START_POLL_S = 0.1
+SCRAPE_S = 5.0
+"""Most seconds for an engine's metrics, model list, or a load."""
+READ_BYTES = 1 << 16
+KEEP_ALIVE_S = 2.0
+"""Less than engines keep an idle connection (uvicorn: 5 s), so that none closes under a request."""
+HOP_BY_HOP = frozenset(
+    (
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "content-length", "host", "accept-encoding"),
+        *("date", "server", "expect"),
+    )
+)
+"""Headers of one connection (RFC 9110, 7.6.1), and those that each server writes itself."""
+
+
+class _Model(msgspec.Struct):
+    id: str = ""
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+class _About(msgspec.Struct):
+    total_slots: int | None = None
+    max_running_requests: int | None = None
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the engine says of itself. `window`: tokens of a sequence, 0 if it does not say;
+    `capacity`: the most sequences that it runs, None if it does not say."""
+
+    model: str | None
+    window: int
+    capacity: int | None
+
+
+class Upstream:
+    """One engine's server. `on_ready` and `on_away` are called at each change, `on_load` with each
+    look at its metrics, the text of which is `metrics`."""
+
+    def __init__(self, flags: EngineFlags, model: str | None, liveness: Liveness) -> None:
+        self._flags, self._model, self._liveness = flags, model, liveness
+        self.url = flags.upstream.rstrip("/")
+        self.is_up = False
+        self.metrics = ""
+        self.on_ready: Callable[[Served], None] = lambda served: None
+        self.on_away: Callable[[], None] = lambda: None
+        self.on_load: Callable[[EngineLoad], None] = lambda load: None
+        self._session: aiohttp.ClientSession | None = None
+        self._timeout = aiohttp.ClientTimeout(total=SCRAPE_S)
+
+    async def __aenter__(self) -> "Upstream":
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("accept", "content-type", "user-agent"),
+            auto_decompress=False,
+            read_bufsize=READ_BYTES,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        assert self._session is not None
+        return self._session
+
+    # -- requests
+
+    def request(
+        self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """A request as its client sent it."""
+        kept = [(name, value) for name, value in headers if name not in HOP_BY_HOP]
+        kept.append(("accept-encoding", "identity"))  # or tokens could not be counted
+        return self.session.request(
+            method,
+            URL(self.url + target, encoded=True),
+            headers=kept,
+            data=body or None,
+            allow_redirects=False,
+        )
+
+    def died(self, error: Exception) -> EngineDied:
+        """The sentence for a request whose connection to the engine broke."""
+        if isinstance(error, aiohttp.ClientConnectorError):
+            self.away("it does not accept connections")
+        moment = timestamp(time.time())
+        return EngineDied(f"the engine closed the connection at {moment}", retry_after_s=1)
+
+    def away(self, why: str) -> None:
+        """Nobody is sent there until it answers again."""
+        if self.is_up:
+            log.error("engine away", extra={"reason": why})
+        self.is_up = self._liveness.is_serving = False
+        self.on_away()
+        self._liveness.starting(f"waiting for the engine: {why}", 0, time.monotonic())
+
+    # -- looks
+
+    async def watch(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
+        """Look at the engine until cancelled. `progress`: a number that moves with each chunk."""
+        while True:
+            await self._look(has_work, progress)
+            await asyncio.sleep(POLL_S if self.is_up else START_POLL_S)
+
+    async def _look(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
+        try:
+            if await self._is_well():
+                await (self._load(has_work, progress) if self.is_up else self._start())
+        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError):
+            self.away("it does not accept connections")
+        except (aiohttp.ClientError, TimeoutError):
+            return  # silence: `Liveness` counts how long it lasts
+
+    async def _is_well(self) -> bool:
+        path = self._flags.health
+        async with self.session.get(self.url + path, timeout=self._timeout) as reply:
+            if reply.status != 200:
+                self.away(f"{path} answers {reply.status}")
+            return reply.status == 200
+
+    async def _start(self) -> None:
+        if self._flags.engine == "ollama" and not await self._is_loaded():
+            self.away(f"the model {self._model} cannot be loaded")
+            return
+        served = await self._served()
+        self.is_up = True
+        self._liveness.serving(time.monotonic())
+        log.info("engine answers", extra={"model": served.model, "capacity": served.capacity})
+        self.on_ready(served)
+
+    async def _load(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
+        facts = self._flags.facts
+        self.metrics = await self.text("/metrics") if facts.has_metrics else ""
+        load = load_of(facts, self.metrics)
+        self.on_load(load)
+        self._liveness.beat(progress() + int(load.tokens or 0), has_work(), time.monotonic())
+
+    async def text(self, path: str) -> str:
+        """The body at `path`, empty if the engine has none. Raises aiohttp.ClientError,
+        TimeoutError."""
+        async with self.session.get(self.url + path, timeout=self._timeout) as reply:
+            return await reply.text() if reply.status == 200 else ""
+
+    async def _served(self) -> Served:
+        models = await self._json("/v1/models", _Models)
+        first = models.data[0] if models and models.data else _Model()
+        return Served(self._model or first.id, first.max_model_len or 0, await self._capacity())
+
+    async def _capacity(self) -> int | None:
+        """As llama.cpp and SGLang tell it."""
+        path = self._flags.facts.about
+        told = await self._json(path, _About) if path else None
+        return None if told is None else told.total_slots or told.max_running_requests
+
+    async def _json(self, path: str, kind: type[T]) -> T | None:
+        try:
+            return msgspec.json.decode(await self.text(path), type=kind)
+        except (msgspec.MsgspecError, aiohttp.ClientError, TimeoutError):
+            return None
+
+    async def _is_loaded(self) -> bool:
+        """Ollama: True once the model is in memory, where it is told to stay."""
+        if self._model is None:
+            return True
+        body = {"model": self._model, "keep_alive": -1}
+        asked = self.session.post(self.url + "/api/generate", json=body)
+        async with asked as reply:
+            return bool(reply.status == 200)
+
+
+def target_of(path: str, raw_path: bytes | None, query: bytes) -> str:
+    """Path and query as the client sent them."""
+    shown = raw_path.decode("latin-1") if raw_path else quote(path)
+    return shown + ("?" + query.decode("latin-1") if query else "")

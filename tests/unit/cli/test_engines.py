@@ -1,0 +1,75 @@
+"""Engines of others on a laptop: their command lines, and what is said where one is missing."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from sluice import foreign
+from sluice.__main__ import main
+from sluice.engines import ENGINES, Start
+
+
+def start(folder: Path, model: str = "org/name", budget: int | None = None) -> Start:
+    return Start(model, None, 8123, 8, budget, folder)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_that_is_not_installed_is_named_with_where_it_comes_from(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["serve", "--engine", name, "org/name", "--port=0"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{ENGINES[name].program} is not installed here, or not in PATH; see https://" in said
+
+
+def test_an_engine_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--engine", "other", "org/name"])
+    assert "vllm" in capsys.readouterr().err
+
+
+def test_each_engine_gets_the_capacity_and_listens_on_loopback(tmp_path: Path) -> None:
+    for engine in ENGINES.values():
+        given = start(tmp_path)
+        told = [*engine.arguments(given), *engine.environ(given).values()]
+        words = " ".join(told).replace("=", " ").split()
+        assert "127.0.0.1" in " ".join(told)
+        assert "8" in words
+        assert any("8123" in word for word in words)
+
+
+def test_vllm_is_steered_through_a_socket_and_llama_cpp_takes_a_file_or_a_repository(
+    tmp_path: Path,
+) -> None:
+    vllm = ENGINES["vllm"]
+    assert "--scheduler-cls=sluice_vllm.Scheduler" in vllm.arguments(start(tmp_path))
+    assert "--max-num-batched-tokens=256" in vllm.arguments(start(tmp_path, budget=256))
+    assert vllm.environ(start(tmp_path))["SLUICE_GATE_SOCKET"] == str(tmp_path / "engine.sock")
+    (tmp_path / "m.gguf").touch()
+    llama = ENGINES["llamacpp"].arguments
+    assert llama(start(tmp_path, str(tmp_path / "m.gguf")))[0] == "--model"
+    assert llama(start(tmp_path, "org/name"))[:2] == ["--hf-repo", "org/name"]
+
+
+def test_what_vllm_imports_of_ours_is_two_packages_and_no_more(tmp_path: Path) -> None:
+    made = foreign._start(ENGINES["vllm"], "m", ["--max-num-seqs=3", "--port=0"], tmp_path)
+    assert made.num_seqs == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"sluice_vllm", "sluice_core"}
+    assert (tmp_path / "sluice_vllm" / "__init__.py").is_file()
+
+
+def test_all_flags_of_sluice_gate_are_the_gates_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    flags = ["--upstream", "http://127.0.0.1:8100", "--slo-itl-ms=50"]
+
+    def become(program: str, line: list[str]) -> None:
+        ran.append(line)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", become)
+    with pytest.raises(SystemExit):
+        main(["gate", *flags])
+    assert ran == [[sys.executable, "-m", "sluice_gate", *flags]]

@@ -1,0 +1,105 @@
+"""Places before an engine, in the order of deadlines."""
+
+import asyncio
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_core.ordering import Pace
+from sluice_core.wire import EngineLimits
+from sluice_frontend.evidence.recorder import RequestTimer
+from sluice_frontend.openai.deadlines import Deadlines
+from sluice_gate.asked import Asked
+from sluice_gate.flight import Flight
+from sluice_gate.queue import Queue
+
+NOW_S = time.monotonic()
+
+
+def limits(cap: int, **more: object) -> EngineLimits:
+    return EngineLimits(0, cap, 2048, **more)  # type: ignore[arg-type]
+
+
+def flight(num: int, at: int = 0, priority: int = 0, ttft_ms: float | None = None) -> Flight:
+    asked = Asked((400,) * num, 1, True, "sse", priority, Deadlines(ttft_ms))
+    timers = [RequestTimer(str(i), NOW_S + at, NOW_S + at, 100) for i in range(num)]
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        made = Flight(
+            asked, (100,) * num, NOW_S + at, timers, loop.create_future(), loop.create_future()
+        )
+    return made
+
+
+def queue(cap: int, **more: object) -> Queue:
+    return Queue(limits(cap, **more), lambda num_free: Pace(0.0, 0.0, num_free))
+
+
+def test_places_are_sequences_and_the_first_that_does_not_fit_ends_the_choice() -> None:
+    line, waiting = queue(4), [flight(2, 0), flight(3, 1), flight(1, 2)]
+    for each in waiting:
+        line.add(each)
+    assert line.take() == waiting[:1]  # the small one does not pass the large one
+    assert (line.running, line.waiting) == (2, 4)
+    line.leave(waiting[0])
+    assert line.take() == waiting[1:]
+
+
+def test_more_than_the_cap_goes_alone() -> None:
+    line, large, small = queue(2), flight(5, 0), flight(1, 1)
+    line.add(large)
+    line.add(small)
+    assert line.take() == [large]
+    assert line.take() == []
+    line.leave(large)
+    assert line.take() == [small]
+
+
+def test_lowering_drains_and_a_raise_is_in_force_at_once() -> None:
+    line, flights = queue(4), [flight(1, at) for at in range(8)]
+    for each in flights:
+        line.add(each)
+    assert len(line.take()) == 4
+    line.limits = limits(1)
+    line.leave(flights[0])
+    assert line.take() == []
+    line.limits = limits(6)
+    assert line.take() == flights[4:7]
+
+
+def test_by_deadline_and_by_priority() -> None:
+    late, soon = flight(1, 0, ttft_ms=60_000.0), flight(1, 1, ttft_ms=30_000.0)
+    for policy, first in (("fcfs", late), ("deadline", soon)):
+        line = queue(1, policy=policy)
+        line.add(late)
+        line.add(soon)
+        assert line.take() == [first], policy
+    plain, urgent = flight(1, 0), flight(1, 1, priority=-1)
+    line = queue(1, policy="priority")
+    line.add(plain)
+    line.add(urgent)
+    assert line.take() == [urgent]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=40), st.integers(1, 8))
+def test_the_cap_holds_and_nobody_is_lost(moves: list[tuple[int, bool]], cap: int) -> None:
+    line, running, begun = queue(cap), [], []
+    added = []
+    for at, (num, is_arrival) in enumerate(moves):
+        if is_arrival or not running:
+            added.append(flight(num, at))
+            line.add(added[-1])
+        else:
+            line.leave(running.pop(0))
+        taken = line.take()
+        running += taken
+        begun += taken
+        assert line.running == sum(each.num_sequences for each in running)
+        assert line.running <= cap or len(running) == 1
+    while running:
+        line.leave(running.pop(0))
+        taken = line.take()
+        running += taken
+        begun += taken
+    assert begun == added  # first come, first served
+    assert (line.running, line.waiting) == (0, 0)

@@ -1,0 +1,158 @@
+"""Prefill interference: gaps beside another request's prompt, in chunks that nobody can change."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_core.contract import StepModel, TokenGaps, Waiting
+from sluice_core.latency import StepLaw
+from sluice_operator.tuner import CapLimits, ChunkBudget, ChunkLimits, Decision, Past, decide
+from sluice_operator.tuner.model import allowed_chunk
+from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
+
+MODEL = StepModel(10.0, 1.0, 0.0, 0.1, 1000, 1.05)
+"""A full cap of 8 takes 18 ms. 50 ms less the margin leave 245 tokens: two digits make it 192."""
+DAY_S = 86_400.0
+ROLLED = ChunkLimits(may_roll=True, key="m")
+
+
+def met_prompts(n: int = 300, over: int = 60, outside: int = 0) -> TokenGaps:
+    """1,000 gaps at the cap; late are `over` of `n` beside prompts, and `outside` of the rest."""
+    late_ones = over + outside
+    usual = gaps(1000, late_ones)
+    return replace_gaps(usual, n_in_prefill=n, over_in_prefill=over)
+
+
+def replace_gaps(itl: TokenGaps, **changes: Any) -> TokenGaps:
+    fields = {name: getattr(itl, name) for name in itl.__struct_fields__}
+    return TokenGaps(**(fields | changes))
+
+
+def decided(
+    itl: TokenGaps,
+    model: StepModel | None = None,
+    chunk_is: str = "fixed",
+    past: Past | None = None,
+    limits: CapLimits = LIMITS,
+    now: float = 60.0,
+    **changes: Any,
+) -> tuple[Past, Decision]:
+    first = int(now / 2) - 29
+    ticks = [tick(seq, itl=itl, **changes) for seq in range(first, first + 30)]
+    view = pod("a", ticks, model=model, chunk_is=chunk_is)
+    return decide(past or Past(), observation(view, limits=limits))
+
+
+@pytest.mark.parametrize("model", [MODEL, None], ids=["modelled", "unmodelled"])
+def test_gaps_late_only_beside_prompts_lower_no_cap_and_the_budget_is_named(
+    model: StepModel | None,
+) -> None:
+    _, decision = decided(met_prompts(), model)
+    assert (decision.cap, decision.replicas) == (8, 1)
+    assert decision.cap_move.reason == decision.slo_feasible.reason == "PrefillInterference"
+    assert decision.slo_feasible.holds is False
+    wanted = "maxNumBatchedTokens to 192, now 2048" if model else "maxNumBatchedTokens below 2048"
+    assert wanted in decision.slo_feasible.message
+    assert "1800 of them beside another request's prompt" in decision.slo_feasible.message
+    assert decision.slo_met.holds is False
+
+
+def test_where_the_chunk_follows_the_target_the_cap_is_lowered_as_ever() -> None:
+    _, decision = decided(met_prompts(), chunk_is="live")
+    assert decision.cap_move.reason == "InterTokenLatencyBreached"
+    assert decision.proposed_chunk is None
+
+
+def test_gaps_that_are_late_without_a_prompt_too_lower_the_cap() -> None:
+    assert decided(met_prompts(outside=30))[1].cap < 8
+    assert decided(met_prompts(outside=7))[1].cap == 8, "exactly as many as are allowed"
+
+
+def test_where_nearly_all_gaps_meet_prompts_the_step_model_tells_what_decodes_alone_take() -> None:
+    heavy = StepModel(10.0, 7.0, 0.0, 0.1, 1000, 1.05)
+    all_of_them = met_prompts(n=1000)
+    assert decided(all_of_them, MODEL)[1].cap == 8
+    assert decided(all_of_them, heavy)[1].cap < 8
+    assert decided(all_of_them)[1].cap < 8, "nobody can tell, so the cap is tried"
+
+
+def test_first_tokens_that_wait_for_the_cap_still_raise_it() -> None:
+    _, decision = decided(met_prompts(), MODEL, ttft=late(10, 10), waiting=Waiting(cap=9))
+    assert decision.cap_move.reason in ("Headroom", "FirstTokenBreached")
+    assert 8 < decision.cap <= 16
+
+
+def test_a_budget_that_is_small_enough_is_not_blamed_on_the_user() -> None:
+    slow = StepModel(10.0, 1.0, 0.0, 0.005, 1000, 1.05)
+    message = decided(met_prompts(), slow)[1].slo_feasible.message
+    assert "maxNumBatchedTokens" not in message
+    assert "a looser target" in message
+
+
+milliseconds = st.floats(0, 1e6)
+
+
+@given(
+    milliseconds, milliseconds, st.just(0.0) | st.floats(1e-6, 1e6), st.integers(1, 1024),
+    st.floats(0.1, 1e6),
+)  # fmt: skip
+def test_an_allowed_chunk_holds_the_target_or_is_the_least(
+    a: float, b: float, d: float, cap: int, itl_ms: float
+) -> None:
+    law, limits = StepLaw(a, b, 0.0, d), ChunkLimits()
+    tokens = allowed_chunk(law, replace(TARGETS, itl_ms=itl_ms), cap, limits)
+    if tokens is None:
+        assert d == 0
+        return
+    assert limits.least <= tokens <= limits.most
+    assert tokens == limits.least or law.step_ms(cap, 0, tokens) <= 0.85 * itl_ms * (1 + 1e-9)
+    fewer = allowed_chunk(law, replace(TARGETS, itl_ms=itl_ms), cap + 1, limits)
+    assert fewer is not None
+    assert fewer <= tokens
+
+
+def test_the_first_budget_is_taken_at_once_and_a_needed_one_after_a_day() -> None:
+    limits = replace(LIMITS, chunk=ROLLED)
+    past, decision = decided(gaps(1000, 0), MODEL, limits=limits)
+    assert past.chunk_budget == ChunkBudget(192, 60.0, "m|50")
+    assert decision.proposed_chunk == 192
+    faster, slower = (StepModel(10.0, 1.0, 0.0, d, 1000, 1.05) for d in (0.05, 0.2))
+    prompts_late = late(10, 10, "prefill")
+    for now, model, ttft, itl, tokens in (
+        (DAY_S, faster, prompts_late, met_prompts(), 192),
+        (DAY_S + 60, faster, prompts_late, met_prompts(), 384),
+        (DAY_S + 60, faster, late(10, 0), met_prompts(), 192),
+        (DAY_S, slower, late(10, 0), met_prompts(), 192),
+        (DAY_S + 60, slower, late(10, 0), met_prompts(), 96),
+        (DAY_S + 60, slower, late(10, 0), gaps(1000, 0), 192),
+    ):
+        later, _ = decided(itl, model, past=past, limits=limits, now=now, ttft=ttft)
+        assert later.chunk_budget is not None
+        assert later.chunk_budget.tokens == tokens
+    unheard, _ = decided(met_prompts(), None, past=past, limits=limits, now=2 * DAY_S)
+    assert unheard.chunk_budget == past.chunk_budget, "kept without a model"
+    for chunk in (replace(ROLLED, key="other"), replace(ROLLED, least=256)):
+        other = replace(limits, chunk=chunk)
+        assert decided(met_prompts(), None, past=past, limits=other)[0].chunk_budget is None
+
+
+def test_a_budget_is_only_proposed_where_pods_may_not_roll_or_it_is_hardly_better() -> None:
+    held = replace(LIMITS, chunk=replace(ROLLED, may_roll=False))
+    past, decision = decided(met_prompts(), MODEL, limits=held)
+    assert (past.chunk_budget, decision.proposed_chunk) == (None, 192)
+    alike = StepModel(10.0, 1.0, 0.0, 0.014, 1000, 1.05)
+    past, decision = decided(met_prompts(), alike, limits=replace(LIMITS, chunk=ROLLED))
+    assert (past.chunk_budget, decision.proposed_chunk) == (None, 1536)
+
+
+@pytest.mark.parametrize(
+    ("cap", "itl", "to"),
+    [(8, gaps(1000, 0), 16), (16, gaps(1000, 500), 8), (8, gaps(1000, 500), 4)],
+)
+def test_caps_are_among_the_captured_sizes(cap: int, itl: TokenGaps, to: int) -> None:
+    limits = replace(LIMITS, sizes=(1, 2, 4, 8, 16, 24))
+    ticks = [tick(seq, itl=itl, max_num_seqs=cap, max_running=cap) for seq in range(1, 31)]
+    decision = decide(Past(), observation(pod("a", ticks), limits=limits, cap=cap))[1]
+    assert decision.cap == to
