@@ -33,7 +33,6 @@ FREE_PATHS = ("/tokenize", "/detokenize", "/apply-template", "/api/show")
 """Paths that bring the engine's batch no work, also when they are posted to."""
 STREAMED = ("text/event-stream", "application/x-ndjson")
 SLOW_READER_S = 0.005
-    """An ASGI application: requests that bring work take places, others pass by."""
 
 
 class Proxy:
