@@ -19,6 +19,7 @@ from sluice import gate
 from sluice.engines import ENGINES, Engine, Start
 
 STEERING = ("sluice_vllm", "sluice_core")
+PATH = "PYTHONPATH"
 LEAVES_S = 30.0
 """Seconds that an engine gets to end; it has no open request by then."""
 ASK_AGAIN_S = 0.2
@@ -42,6 +43,8 @@ def main(name: str, model: str, flags: list[str]) -> int:
         start = _start(engine, model, own, Path(folder))
         line = [program, *engine.arguments(start), *theirs]
         environ = {**os.environ, **engine.environ(start)}
+        if (path := os.environ.get(PATH)) and environ[PATH] != path:
+            environ[PATH] += os.pathsep + path
         before = gate.line([*_gate_flags(name, engine, start), *own])
         pulled = model if name == "ollama" else ""
         print(f"Starting {' '.join(line)}, with a gate before it.", file=sys.stderr, flush=True)

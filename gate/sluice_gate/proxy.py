@@ -33,6 +33,7 @@ FREE_PATHS = ("/tokenize", "/detokenize", "/apply-template", "/api/show")
 """Paths that bring the engine's batch no work, also when they are posted to."""
 STREAMED = ("text/event-stream", "application/x-ndjson")
 SLOW_READER_S = 0.005
+"""If a client lets a chunk wait for longer, it does not read, and the next time is its own."""
 
 
 class Proxy:

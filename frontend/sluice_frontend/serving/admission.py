@@ -123,7 +123,7 @@ class Admission:
         ceiling: int,
         arrival_s: float,
     ) -> None:
-        """Ask for a place for `n` answers to each of `prompts` (tokens); admits what fits the model.
+        """Ask for a place for `n` answers to each of `prompts` (tokens), which the model can take.
 
         Raises RequestError, QueueFull and DeadlineUnreachable.
         """
