@@ -85,7 +85,7 @@ class Stream:
         if line.startswith(b"data: [DONE]"):
             self.is_done = True
             return
-        event = json.loads(line[6:])
+        event = json.loads(line[6:]) or {}  # llama.cpp sends a null
         if "error" in event:
             self.error = f"an event: {json.dumps(event['error'])[:300]}"
         self.first_s = self.first_s or time.monotonic()
