@@ -220,7 +220,13 @@ def ensure_base(paths: Paths) -> str:
     if succeeds([*buildah, "inspect", "--type=image", name]):
         return name
     with locked(paths.cache / "base.lock"), tempfile.TemporaryDirectory(dir=paths.cache) as root:
-        command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", debian.suite(), root]
+        command = [
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={BASE_PACKAGES}",
+            debian.suite(),
+            root,
+        ]
         run_visibly("base image", command, paths.logs / "debootstrap.log")
         container = run([*buildah, "from", "scratch"], env=_environment()).strip()
         run([*buildah, "copy", "-q", container, root, "/"], env=_environment())

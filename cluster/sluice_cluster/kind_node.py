@@ -63,8 +63,8 @@ def build(paths: Paths) -> None:
     programs = _programs(paths)
     with locked(paths.cache / "base.lock"), tempfile.TemporaryDirectory(dir=paths.cache) as folder:
         root = Path(folder) / "root"
-        suite = debian.suite()
-        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, root]
+        options = ["--variant=minbase", f"--include={PACKAGES}"]
+        command: list[Word] = ["debootstrap", *options, debian.suite(), root]
         run_visibly("node's base", command, paths.logs / "debootstrap-node.log")
         _add_files(paths, root, programs)
         _save_images(Path(folder), root / "kind" / "images.tar", control_plane(programs))

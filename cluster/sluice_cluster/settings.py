@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 KUBERNETES_VERSION = "v1.35.4"
 HELM_VERSION = "v4.1.4"
@@ -80,7 +80,7 @@ class Settings:
     paths: Paths
     kubeconfig: str | None  # SLUICE_KUBECONFIG: a cluster that is already there
     registry: str | None  # SLUICE_REGISTRY: where such a cluster pulls our images from
-    wanted: Literal["", "kind", "local"]  # SLUICE_CLUSTER
+    wanted: str  # SLUICE_CLUSTER: kind, local, or nothing
     is_root: bool
 
     @classmethod
