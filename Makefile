@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test rolls bench engines gpu-check demo cluster cluster-down clean
+.PHONY: setup lint unit test rolls bench engines gpu-check demo cluster cluster-down kind-image clean
 
 setup: .venv/.ready
 
@@ -52,6 +52,10 @@ cluster:
 
 cluster-down:
 	@$(CLUSTER) down
+
+# A node image for `SLUICE_CLUSTER=kind`, on machines that reach no image registry.
+kind-image:
+	@$(CLUSTER) kind-image
 
 clean: cluster-down
 	@rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ class Found:
 
     kubeconfig: str | None
     docker_answers: bool
+    wants_kind: bool
     is_root: bool
     is_linux: bool
     has_apt: bool
@@ -33,6 +34,8 @@ def choose(found: Found) -> VersionChoice:
         )
     if found.docker_answers:
         return VersionChoice("kind", "a Docker engine answers: using a kind cluster")
+    if found.wants_kind:
+        return VersionChoice("none", "SLUICE_CLUSTER is kind, and no Docker engine answers")
     if found.is_linux and found.is_root and found.has_apt:
         return VersionChoice(
             "local", "no Docker engine: running Kubernetes on this machine, as root"

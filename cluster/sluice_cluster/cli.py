@@ -1,4 +1,4 @@
-"""The commands: up, down, status, binaries, images, env."""
+"""The commands: up, down, status, binaries, images, kind-image, env."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from sluice_cluster import binaries, docker, images, kind
+from sluice_cluster import binaries, docker, images, kind, kind_node
 from sluice_cluster.choose import Found, VersionChoice, choose
 from sluice_cluster.node import local
 from sluice_cluster.settings import REGISTRY, ClusterError, ImpossibleError, Settings
@@ -23,7 +23,8 @@ def find(settings: Settings) -> Found:
     """Find out what this machine offers."""
     return Found(
         kubeconfig=settings.kubeconfig,
-        docker_answers=not settings.wants_local and docker.answers(),
+        docker_answers=settings.wanted != "local" and docker.answers(),
+        wants_kind=settings.wanted == "kind",
         is_root=settings.is_root,
         is_linux=sys.platform == "linux",
         has_apt=shutil.which("apt-get") is not None,
@@ -146,6 +147,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     commands.add_parser("status", help="what runs; exit code 0 when healthy")
     commands.add_parser("binaries", help="build Kubernetes, etcd and helm, once per machine")
     commands.add_parser("images", help="build what changed and bring it to the cluster")
+    commands.add_parser("kind-image", help="a node image for kind, where no registry is reached")
     commands.add_parser("env", help="lines to eval: KUBECONFIG and PATH")
     return parser.parse_args(given)
 
@@ -175,6 +177,8 @@ def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
             print(binaries.ensure(settings.paths))
         case "images":
             make_images(settings)
+        case "kind-image":
+            kind_node.build(settings.paths)
         case "env":
             print(environment(settings))
     return 0

@@ -85,3 +85,11 @@ def check_disk(paths: Paths) -> None:
             f"{paths.cache} has {free / 1e9:.0f} GB free, and the cluster with its images needs "
             f"about {need / 1e9:.0f} GB: free some, or set XDG_CACHE_HOME to a larger disk"
         )
+
+
+def suite() -> str:
+    """The release of this machine, for debootstrap."""
+    for line in Path("/etc/os-release").read_text().splitlines():
+        if line.startswith("VERSION_CODENAME="):
+            return line.partition("=")[2].strip('"')
+    raise ClusterError("/etc/os-release names no VERSION_CODENAME, which debootstrap needs")

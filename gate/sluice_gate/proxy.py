@@ -163,7 +163,7 @@ class Proxy:
             seen.add(index)
 
     def _done(self, flight: Flight, usage: tuple[int, int] | None) -> None:
-        if usage is not None and usage[0]:
+        if usage is not None and usage[0] and flight.num_sequences == 1:
             self._size.learn(sum(flight.asked.prompts), usage[0])
         self._backend.finish(flight, usage and usage[1], time.monotonic())
 

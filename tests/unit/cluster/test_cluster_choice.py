@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 from sluice_cluster.choose import Found, choose
 
-BARE = Found(kubeconfig=None, docker_answers=False, is_root=True, is_linux=True, has_apt=True)
+BARE = Found(
+    kubeconfig=None,
+    docker_answers=False,
+    wants_kind=False,
+    is_root=True,
+    is_linux=True,
+    has_apt=True,
+)
 
 
 def test_the_users_own_cluster_comes_before_everything() -> None:
@@ -18,6 +25,12 @@ def test_the_users_own_cluster_comes_before_everything() -> None:
 
 def test_a_docker_engine_means_kind() -> None:
     assert choose(replace(BARE, docker_answers=True)).kind == "kind"
+
+
+def test_kind_that_was_asked_for_is_not_replaced_by_a_local_cluster() -> None:
+    choice = choose(replace(BARE, wants_kind=True))
+    assert choice.kind == "none"
+    assert "no Docker engine answers" in choice.reason
 
 
 def test_a_bare_machine_with_root_gets_a_local_cluster() -> None:
