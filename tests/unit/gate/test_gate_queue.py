@@ -83,8 +83,10 @@ def test_by_deadline_and_by_priority() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=40), st.integers(1, 8))
 def test_the_cap_holds_and_nobody_is_lost(moves: list[tuple[int, bool]], cap: int) -> None:
-    line, running, begun = queue(cap), [], []
-    added = []
+    line = queue(cap)
+    running: list[Flight] = []
+    begun: list[Flight] = []
+    added: list[Flight] = []
     for at, (num, is_arrival) in enumerate(moves):
         if is_arrival or not running:
             added.append(flight(num, at))
