@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..spec.kinds import MAX_NUM_SEQS
+from ..spec.kinds import MAX_BATCHED_TOKENS, MAX_NUM_SEQS
 from ..spec.service import MAX_REPLICAS
 from ..tuner import Past
 from ..tuner.constants import HISTORY, MAX_DOUBLINGS, MAX_DRAIN_S, REMEMBERED_CAPS
@@ -32,6 +32,7 @@ _MOST = {
     "drain_s": MAX_DRAIN_S,
     "breached_caps": REMEMBERED_CAPS,
     "scale_history": HISTORY,
+    "tokens": MAX_BATCHED_TOKENS,
 }
 """Largest values, and longest lists, in the tuner's memory. `times` is an exponent of two: a writer
 of the ConfigMap must not choose it."""

@@ -49,7 +49,8 @@ class Engine:
 
     `gate_name`: its name for `sluice-gate --engine`. `default_capacity`: sequences at once where
     neither memory nor the user says. `has_our_arithmetic`: it runs the safetensors checkpoint, so
-    our memory plan holds. `loads_scheduler`: it may take a scheduler class of ours.
+    our memory plan holds. `takes_budget`: a flag sets the token budget of a step.
+    `loads_scheduler`: it may take a scheduler class of ours.
     """
 
     gate_name: str
@@ -57,6 +58,7 @@ class Engine:
     invoke: Callable[[Start], Invocation]
     default_capacity: int
     has_our_arithmetic: bool = False
+    takes_budget: bool = False
     loads_scheduler: Callable[[Spec], bool] = lambda spec: False
 
 

@@ -35,4 +35,5 @@ ENGINE = Engine(
     image="ghcr.io/ggml-org/llama.cpp:server-cuda",
     invoke=_invoke,
     default_capacity=4,
+    takes_budget=True,
 )

@@ -37,5 +37,6 @@ ENGINE = Engine(
     image="lmsysorg/sglang:v0.5.9",
     invoke=_invoke,
     default_capacity=256,
+    takes_budget=True,
     has_our_arithmetic=True,
 )

@@ -45,6 +45,7 @@ ENGINE = Engine(
     image="vllm/vllm-openai:v0.32.0",
     invoke=_invoke,
     default_capacity=256,
+    takes_budget=True,
     has_our_arithmetic=True,
     loads_scheduler=loads_scheduler,
 )

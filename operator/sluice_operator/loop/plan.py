@@ -9,22 +9,34 @@ from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import Any
 
+from msgspec import structs
 from sluice_core.contract import RuntimeConfig, RuntimePatch
 from sluice_core.contract import Slo as WireSlo
 
-from ..children import drift, manifests
+from ..children import drift, manifests, resources
 from ..children.pod import grace_seconds
 from ..children.runtime import Runtime
 from ..cluster.observed import NODE_S, Object, Pod, Rollout, Trouble, rollout_of, unplaced
+from ..engines import FOREIGN
 from ..model.fit import UNREAD_CAP, Fit, ceiling_of, loading_bytes, most_num_seqs
 from ..pods.scrape import Scrape
 from ..reasons import Reason
 from ..settings import Settings
-from ..spec.kinds import MAX_NUM_SEQS
+from ..spec.kinds import MAX_BATCHED_TOKENS, MAX_NUM_SEQS
 from ..spec.service import InferenceService, Spec
 from ..status import compose, events
 from ..status.events import Notice
-from ..tuner import CapLimits, Decision, Observation, PodView, Targets, decide
+from ..tuner.constants import MIN_BUDGET
+from ..tuner import (
+    CapLimits,
+    ChunkBudget,
+    ChunkLimits,
+    Decision,
+    Observation,
+    PodView,
+    Targets,
+    decide,
+)
 
 PAST_SAVE_SECONDS = 30.0
 """Seconds between saves of the tuner's memory alone: losing it costs caution, not correctness."""
@@ -171,7 +183,9 @@ def _is_withheld(service: InferenceService, observed: Observed, settings: Settin
     live = observed.live.get("Deployment")
     if live is None:
         return False
-    if observed.keys_problem and not manifests.is_as_asked(service, settings, live):
+    budget = observed.runtime.past.chunk_budget if observed.runtime else None
+    wanted = _with_budget(service, budget)
+    if observed.keys_problem and not manifests.is_as_asked(wanted, settings, live):
         return True
     return observed.fit.is_pending and not manifests.is_of_model(service, live)
 
@@ -315,7 +329,29 @@ def _limits(spec: Spec, ceiling: int) -> CapLimits:
         scale_up_window_s=float(behavior.scale_up.stabilization_window_s),
         scale_down_window_s=float(behavior.scale_down.stabilization_window_s),
         ceiling_by="User" if ceiling >= most_num_seqs(spec) else "VRAM",
+        chunk=_chunk_limits(spec, ceiling),
     )
+
+
+def _chunk_limits(spec: Spec, ceiling: int) -> ChunkLimits | None:
+    """None if the token budget of a step is not the tuner's to choose. A new one restarts pods, so
+    it is only proposed where an edit would leave a replica without a successor."""
+    engine, asked = FOREIGN.get(spec.engine.name), spec.batching.max_num_batched_tokens
+    if engine is None or not engine.takes_budget or asked or spec.slo.itl_ms is None:
+        return None
+    hardware = [spec.hardware.accelerator, resources.limits(spec.hardware)]
+    key = manifests.digest([spec.engine.name, spec.model.uri, spec.model.revision, hardware])
+    least = max(MIN_BUDGET, ceiling)  # vLLM takes no budget under its capacity
+    return ChunkLimits(least, MAX_BATCHED_TOKENS, spec.rollout == "Surge", key)
+
+
+def _with_budget(service: InferenceService, budget: ChunkBudget | None) -> InferenceService:
+    """The object as its pods see it: `Auto` is the budget that the tuner found."""
+    batching = service.spec.batching
+    if budget is None or batching.max_num_batched_tokens is not None:
+        return service
+    batching = structs.replace(batching, max_num_batched_tokens=budget.tokens)
+    return replace(service, spec=structs.replace(service.spec, batching=batching))
 
 
 def _targets(spec: Spec) -> Targets:
@@ -424,7 +460,7 @@ def _children(
     is_pending: bool,
 ) -> tuple[Object, ...]:
     pods = manifests.deployment(
-        service,
+        _with_budget(service, runtime.past.chunk_budget),
         settings,
         ceiling=ceiling_of(service.spec, observed.fit),
         loading_bytes=loading_bytes(observed.fit),

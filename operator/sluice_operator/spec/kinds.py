@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 Schema = dict[str, Any]
 MAX_NUM_SEQS = 4096
+MAX_BATCHED_TOKENS = 65_536
 _INT_OR_STRING: Final[Schema] = {"x-kubernetes-int-or-string": True}
 
 

@@ -13,6 +13,7 @@ from sluice_core.contract import Overload, SchedulingPolicy
 
 from .hardware import Hardware
 from .kinds import (
+    MAX_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     NumSeqs,
     Percentile,
@@ -150,7 +151,8 @@ class Batching(SpecObject, frozen=True):
     initialNumSeqs: Cap before any evidence, at most what memory allows; Auto: predicted from the
       start-up profile.
     minNumSeqs: The cap is never lowered under this, or under the ceiling where that is less.
-    maxNumBatchedTokens: Token budget of one step; Auto: the engine's default.
+    maxNumBatchedTokens: Token budget of one step; Auto: the engine's default. An engine with fixed
+      chunks is started with the budget that the measured steps allow, where rollout is Surge.
     memoryUtilization: Share of the memory that may be used, as a string such as "0.90".
     prefixCaching: Reuse the KV blocks of equal prefixes.
     speculation: Auto: n-gram drafts for greedy requests, while over 80 % of them are right. Other
@@ -162,7 +164,7 @@ class Batching(SpecObject, frozen=True):
     max_num_seqs: NumSeqs | None = None
     initial_num_seqs: NumSeqs | None = None
     min_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 1
-    max_num_batched_tokens: Annotated[int, auto_or(16, 65_536)] | None = None
+    max_num_batched_tokens: Annotated[int, auto_or(16, MAX_BATCHED_TOKENS)] | None = None
     memory_utilization: Utilization = 0.9
     prefix_caching: bool = True
     speculation: Speculation = "Auto"

@@ -144,6 +144,8 @@ throttled minute broke the target. Wider than for lengths, since a P99 is read h
 REMEMBERED_CAPS: Final = 8
 """Breached caps kept in the ConfigMap; older ones have expired in practice."""
 
+MIN_BUDGET: Final = 64
+"""Least token budget of a step; smaller ones would double the steps of a prompt for little."""
 CHUNK_DIFFERS: Final = 1.5
 """A new token budget restarts the pods: it must be half as much again, or two thirds. Budgets are
 2**n and 3 * 2**n, so a fit that wavers between two neighbours of 1.33 changes nothing."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 from sluice_core.contract import Evidence, Overload, RuntimeConfig
 
 from ..reasons import Foreign, Reason
+from .constants import MIN_BUDGET
 
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
@@ -51,7 +52,7 @@ class ChunkLimits:
     """The token budgets that an engine takes at its start. `may_roll`: the tuner may choose one,
     which restarts the pods. `key`: the model and the device that one is kept for."""
 
-    least: int = 64
+    least: int = MIN_BUDGET
     most: int = 65_536
     may_roll: bool = False
     key: str = ""
