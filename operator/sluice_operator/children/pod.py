@@ -34,6 +34,8 @@ _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
 KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
 _HOME = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - an emptyDir; the root is read-only
+_USER_NAME = {"name": "USER", "value": "sluice"}
+"""torch looks for the name of the user, whom these images do not know."""
 _LAST_WORDS = {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG}
 _UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _GATE_RESOURCES = {
@@ -235,8 +237,9 @@ def _engine(
     )
     run = FOREIGN[spec.engine.name].invoke(start)
     own = [{"name": name, "value": value} for name, value in run.env.items()]
-    given = [{"name": one.name, "value": one.value} for one in spec.engine.env]
+    given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
     home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
+    ours = [*_environment(service), _USER_NAME, *home, *_hub_environment(service, settings), *own]
     return {
         "name": "engine",
         "image": image_of(spec.engine, settings),
@@ -244,9 +247,8 @@ def _engine(
         "restartPolicy": "Always",
         **({"command": list(run.command)} if run.command else {}),
         "args": [*run.args, *spec.engine.args, *run.owned],
-        "env": [
-            *given, *_environment(service), *home, *_hub_environment(service, settings), *own,
-        ],
+        # A variable that is there twice is refused by the API server.
+        "env": [*(one for one in ours if one["name"] not in given), *given.values()],
         "resources": held,
         "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
         "livenessProbe": {
@@ -255,7 +257,7 @@ def _engine(
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(service, settings, "engine"),
-    }  # fmt: skip
+    }
 
 
 def _copies(service: InferenceService, settings: Settings) -> list[Manifest]:

@@ -234,9 +234,13 @@ def _pod_trouble(status: Object, now: float) -> Trouble | None:
     if _condition(status, "Ready").get("status") == "True":
         return None
     initial = status.get("initContainerStatuses") or ()  # for example a webhook's
-    containers = (*initial, *(status.get("containerStatuses") or ()))
     unready_s = _unready_s(status)
-    told = next(filter(None, (_container_trouble(one, unready_s) for one in containers)), None)
+    # The gate lives on while an engine beside it crashes, and is only the messenger.
+    troubles = [_container_trouble(one, 0.0) for one in initial]
+    troubles += [
+        _container_trouble(one, unready_s) for one in status.get("containerStatuses") or ()
+    ]
+    told = next(filter(None, troubles), None)
     return told or _sandbox_trouble(status, now) or _unready_trouble(unready_s)
 
 

@@ -69,6 +69,8 @@ ENGINE_RULES: Final = {
     "self.name != 'Custom' || (has(self.image) && self.image != '')":
         "image: Custom has no default image",
     "!has(self.port) || !(self.port in [8000, 8001])": "port: the gate has 8000 and 8001",
+    "!has(self.env) || self.env.all(e, self.env.exists_one(other, other.name == e.name))":
+        "env: must not name a variable twice",
     "!has(self.env) || !self.env.exists(e, "
     + matches("|".join(OWNED_VARIABLES), "e.name") + ")":
         "env: these are set by the operator: " + ", ".join(OWNED_VARIABLES).replace(".*", "..."),
@@ -87,9 +89,9 @@ SPEC_RULES: Final = {
     f"!({_is('LlamaCpp', 'Ollama', 'Custom')}) || self.model.dtype == 'auto'":
         "model.dtype: the file or the command decides it for LlamaCpp, Ollama and Custom",
     f"!({_is('TGI')}) || self.model.dtype != 'float32'": "model.dtype: TGI has no float32",
-    f"!({_is('LlamaCpp')}) || self.model.uri.startsWith('hf://') || "
+    f"!({_is('LlamaCpp', 'Ollama')}) || self.model.uri.startsWith('hf://') || "
     "self.model.uri.endsWith('.gguf')":
-        "model.uri: LlamaCpp needs the path of a .gguf file",
+        "model.uri: LlamaCpp and Ollama need the path of a .gguf file",
     f"!({_is('Custom')}) || !has(self.model.maxModelLen)":
         "model.maxModelLen: give it in the args of Custom",
     f"!({_is('Ollama', 'Custom')}) || type(self.batching.maxNumBatchedTokens) != int":
@@ -98,4 +100,6 @@ SPEC_RULES: Final = {
         "batching.memoryUtilization: LlamaCpp, Ollama and Custom have no such setting",
     f"!({_is('Ollama', 'Custom')}) || self.batching.prefixCaching":
         "batching.prefixCaching: it cannot be switched off in Ollama, and is in the args of Custom",
+    f"{_is('Sluice')} || self.batching.speculation == 'Auto'":
+        "batching.speculation: other engines draft only where their args say",
 }  # fmt: skip

@@ -62,7 +62,43 @@ _QUANTISED_ON_A_GPU = {
     "engine": {"args": ["--seed=1", "--quantization=w8a8"]},
     "hardware": _ON_A_GPU,
 }
-_IMAGE, _HUB = {"image": "r/e:1"}, {"uri": "hf://a/b"}
+_IMAGE, HUB = {"image": "r/e:1"}, {"uri": "hf://a/b"}
+_OTHERS = ("VLLM", "SGLang", "TGI", "LlamaCpp", "Ollama", "Custom")
+FIELDS: dict[str, Any] = {
+    "model.name": "other",
+    "model.revision": "a",
+    "model.secretRef": {"name": "a"},
+    "model.cache": {"pvc": "a"},
+    "model.dtype": "float16",
+    "model.maxModelLen": 512,
+    "batching.maxNumBatchedTokens": 64,
+    "batching.memoryUtilization": "0.5",
+    "batching.prefixCaching": False,
+    "batching.speculation": "Never",
+    "engine.args": ["--other=1"],
+    "engine.env": [{"name": "A"}],
+    "engine.command": ["a"],
+    "engine.port": 9000,
+    "engine.healthPath": "/a",
+}
+"""Fields that an engine uses or refuses, each with a value that is not its default."""
+REFUSED_FIELDS = {
+    "model.revision": ("LlamaCpp", "Ollama"),
+    "model.secretRef": ("Ollama",),
+    "model.dtype": ("LlamaCpp", "Ollama", "Custom"),
+    "model.maxModelLen": ("Custom",),
+    "batching.maxNumBatchedTokens": ("Ollama", "Custom"),
+    "batching.memoryUtilization": ("LlamaCpp", "Ollama", "Custom"),
+    "batching.prefixCaching": ("Ollama", "Custom"),
+    "batching.speculation": _OTHERS,
+}
+"""Engines for which the API server refuses a field of FIELDS."""
+
+
+def field_of(path: str) -> Object:
+    """The spec's part with the field of FIELDS at `path`, over a model of the hub."""
+    part, name = path.split(".")
+    return {"model": HUB, part: {**(HUB if part == "model" else {}), name: FIELDS[path]}}
 
 
 def _of(engine: str, says: str, **changes: Any) -> Invalid:
@@ -109,15 +145,19 @@ INVALID = [
     Invalid(
         "spec.engine", {"name": "Ollama", "env": [{"name": "OLLAMA_HOST"}]}, "set by the operator"
     ),
-    _of("LlamaCpp", "model.uri: LlamaCpp needs the path of a .gguf file"),
-    _of("LlamaCpp", "model.revision: LlamaCpp and", model={**_HUB, "revision": "a"}),
-    _of("Ollama", "model.secretRef: Ollama sends no", model={**_HUB, "secretRef": {"name": "a"}}),
-    _of("Ollama", "model.dtype: the file or", model={**_HUB, "dtype": "float16"}),
-    _of("TGI", "TGI has no float32", model={**_HUB, "dtype": "float32"}),
-    _of("Custom", "model.maxModelLen: give it", model={**_HUB, "maxModelLen": 9}),
-    _of("Ollama", "batching.maxNumBatchedTokens: Ollama", batching={"maxNumBatchedTokens": 64}),
-    _of("LlamaCpp", "batching.memoryUtilization:", model=_HUB, batching={"memoryUtilization": "1"}),
-    _of("Ollama", "batching.prefixCaching: it cannot", batching={"prefixCaching": False}),
+    Invalid(
+        "spec.engine",
+        {"name": "Ollama", "env": [{"name": "A"}, {"name": "A"}]},
+        "must not name a variable twice",
+    ),
+    _of("LlamaCpp", "model.uri: LlamaCpp and Ollama need the path of a .gguf file"),
+    _of("Ollama", "model.uri: LlamaCpp and Ollama need the path of a .gguf file"),
+    _of("TGI", "TGI has no float32", model={**HUB, "dtype": "float32"}),
+    *(
+        _of(engine, f"{path}: ", **field_of(path))
+        for path, engines in REFUSED_FIELDS.items()
+        for engine in engines
+    ),
     Invalid("spec.engine.image", "a;reboot", "must be an image"),
     Invalid("spec.engine.args", ["--model=/etc"], "must be --FLAG=VALUE"),
     Invalid("spec.engine.args", ["--seed=1 --model=/"], "must be --FLAG=VALUE"),

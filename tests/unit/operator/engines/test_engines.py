@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, get_args
 
 import pytest
@@ -14,9 +15,9 @@ from sluice_operator.settings import parse
 from sluice_operator.spec.engine_rules import OWNED_FLAGS, OWNED_VARIABLES
 from sluice_operator.spec.service import EngineName
 from unit.operator.engines.sluice_objects import SLUICE_OBJECTS
+from unit.operator.objects import FIELDS, HUB, REFUSED_FIELDS, field_of
 from unit.operator.observations import CHECKPOINT, SETTINGS, create_service
 
-HUB = {"uri": "hf://a/b"}
 FILE = {"uri": "file:///models/m.gguf"}
 RECORDED = {
     "plain": "7b87d1b7e6e0271c",
@@ -29,7 +30,8 @@ ENGINES = sorted(FOREIGN)
 
 
 def _deployment(**changes: Any) -> dict[str, Any]:
-    known: dict[str, Any] = {"commit": "c" * 40, "loading_bytes": 4 << 30}
+    commit = changes.pop("commit", "c" * 40)
+    known: dict[str, Any] = {"commit": commit, "loading_bytes": 4 << 30}
     service = create_service(**changes)
     return manifests.deployment(service, SETTINGS, ceiling=32, replicas=2, live=None, **known)
 
@@ -187,12 +189,29 @@ def test_a_hub_model_is_pinned_and_fetched_with_its_token_into_the_cache(name: s
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_variables_of_the_operator_win_and_the_api_server_refuses_them(name: str) -> None:
-    mine = _engine(name, model=HUB, engine={"env": [{"name": "A", "value": "b"}]})["env"]
-    names = [one["name"] for one in mine]
-    assert names[0] == "A"
-    known = (*OWNED_VARIABLES, "OMP_NUM_THREADS", "SLUICE_")
-    assert all(one in known or one.startswith("SLUICE_") for one in names[1:])
+def test_variables_of_the_user_win_but_for_those_that_the_api_server_refuses(name: str) -> None:
+    own = [one["name"] for one in _engine(name, model=HUB)["env"]]
+    free = {"OMP_NUM_THREADS", "USER"}
+    assert all(re.fullmatch("|".join(OWNED_VARIABLES), one) for one in own if one not in free)
+    given = [{"name": "USER", "value": "a"}, {"name": "B", "value": "b"}]
+    theirs = _engine(name, model=HUB, engine={"env": given})["env"]
+    assert theirs[-2:] == given
+    assert sorted(one["name"] for one in theirs) == sorted([*own, "B"])
+
+
+_CUSTOM_ONLY = {"engine.command", "engine.port", "engine.healthPath"}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("path", FIELDS)
+def test_no_field_is_accepted_and_ignored(name: str, path: str) -> None:
+    is_refused = (
+        name in REFUSED_FIELDS.get(path, ())
+        or (path in _CUSTOM_ONLY and name != "Custom")
+        or (name, path) == ("Ollama", "engine.args")
+    )
+    changed = _pod(name, commit="", **field_of(path))
+    assert is_refused or changed != _pod(name, commit="", model=HUB)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,27 @@ def test_a_container_that_comes_first_can_keep_a_pod_from_starting() -> None:
     assert _condition(_report(pods=(create_pod(**pod),)), "Ready")["reason"] == "ImagePullBackOff"
 
 
+def test_an_engine_that_crashes_beside_its_gate_is_named_then_and_after() -> None:
+    """Its gate runs all the while, and is not ready."""
+    killed = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2025-10-09T08:52:00Z"}
+    engine: dict[str, Any] = {
+        "name": "engine", "restartCount": 1, "lastState": {"terminated": killed},
+        "ready": False, "started": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    }  # fmt: skip
+    gate = {"name": "gate", "state": {"running": {"startedAt": "2025-10-09T08:00:01Z"}}}
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2025-10-09T08:52:01Z"}
+    pod: dict[str, Any] = {
+        "conditions": [unready], "containerStatuses": [gate], "initContainerStatuses": [engine],
+    }  # fmt: skip
+    ready = _condition(_report(pods=(create_pod(**pod),)), "Ready")
+    assert ready["reason"] == "OOMKilled"
+    assert "its container engine was killed for memory" in ready["message"]
+    engine |= {"ready": True, "started": True, "state": {"running": {}}}
+    pod["conditions"] = [{"type": "Ready", "status": "True"}]
+    ready = _condition(_report(pods=(create_pod(**pod),)), "Ready")
+    assert "its container engine was killed for memory" in ready["message"]
+
+
 def test_a_crashing_worker_speaks_through_its_last_line() -> None:
     pod = _waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container")
     said = "sluice-worker: --model /models/x is not a directory"
