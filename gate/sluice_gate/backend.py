@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from sluice_core.contract import GapsFrom
 from sluice_core.errors import SluiceError
 from sluice_core.ordering import Pace
 from sluice_core.wire import EngineLimits, Ready, Snapshot
@@ -21,8 +20,6 @@ from .queue import Queue
 KV_PARTS = 1000
 """Foreign engines tell the used share of their KV cache, not blocks."""
 FULL_KV = 0.95
-EACH_SHARE = 0.05
-"""Tokens that may have no chunk of their own, as parts of one character."""
 
 
 class GateBackend:
@@ -37,7 +34,6 @@ class GateBackend:
         self.outside = OutsideModel()
         self.load = EngineLoad()
         self.num_chunks = 0
-        self._num_seen = self._num_told = 0
         self._busy_since_s = math.inf
         self.on_limits: list[Callable[[EngineLimits], None]] = []
         self._ledger = ledger
@@ -97,19 +93,6 @@ class GateBackend:
             if len(flight.tokens) == 1:
                 prefill_ms = 1e3 * (now_s - flight.admitted_s)
                 self.outside.prefill(prefill_ms, flight.work, books.running - 1, now_s)
-
-    def streamed(self, flight: Flight, usage: tuple[int, int] | None) -> None:
-        """A streamed answer ended; `usage`: as the engine told it."""
-        if usage is not None:
-            seen = sum(timer.num_tokens for timer in flight.timers)
-            self._num_seen = self._num_seen // 2 + seen
-            self._num_told = self._num_told // 2 + usage[1]
-
-    @property
-    def gaps_from(self) -> GapsFrom:
-        """tokens: where the engine told how many there are, chunks brought one each."""
-        is_each = abs(self._num_seen - self._num_told) <= EACH_SHARE * self._num_told
-        return "tokens" if self._num_told and is_each else "chunks"
 
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Its answer was handed over; `num_tokens`: of all sequences together, if told."""

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sluice_core.contract import AT_CAP_SHARE
+from sluice_core.contract import AT_CAP_SHARE, GapsFrom
 from sluice_core.errors import SluiceError
 from sluice_core.wire import FirstToken, TokenOut
 from sluice_frontend.evidence.ledger import Ledger
@@ -15,13 +15,16 @@ from sluice_frontend.evidence.recorder import RequestTimer
 
 from .asked import Asked
 
+EACH_SHARE = 0.05
+"""Tokens that may have no chunk of their own, as parts of one character."""
+
 
 @dataclass(slots=True, eq=False)
 class Flight:
     """A request. `tokens`: estimated, of each prompt. `turn`: set when it may go to the engine,
     or to the error that ends it. `stop`: set when it must end although it has gone there.
 
-    `num_waiting`: its sequences that wait or ran when the engine told of a lack of memory.
+    `met_lack`: the engine told of a lack of memory while its prompt was computed.
     """
 
     asked: Asked
@@ -62,7 +65,8 @@ class Flight:
 class Books:
     """Counts the tokens of answers. `running`, `cap`: as of now, told by the gate.
 
-    `prefill_ended_s`: the last moment at which a prompt was known to be computed.
+    `prefill_ended_s`: the last moment at which a prompt was known to be computed. `num_seen`,
+    `num_told`: tokens of late by chunks, and by the engine's own count.
     """
 
     ledger: Ledger
@@ -70,6 +74,8 @@ class Books:
     cap: int = 1
     num_prefilling: int = 0
     prefill_ended_s: float = -1.0
+    num_seen: int = 0
+    num_told: int = 0
 
     @property
     def at_cap(self) -> bool:
@@ -104,3 +110,16 @@ class Books:
         wait_s, engine_s = max(0.0, admitted_s - timer.submitted_s), now_s - admitted_s
         kv_s = engine_s if flight.met_lack else 0.0
         return FirstToken(wait_s, kv_s, engine_s - kv_s, 0)
+
+    def streamed(self, flight: Flight, usage: tuple[int, int] | None) -> None:
+        """A streamed answer ended; `usage`: as the engine told it."""
+        if usage is not None:
+            seen = sum(timer.num_tokens for timer in flight.timers)
+            self.num_seen = self.num_seen // 2 + seen
+            self.num_told = self.num_told // 2 + usage[1]
+
+    @property
+    def gaps_from(self) -> GapsFrom:
+        """tokens: where the engine told how many there are, chunks brought one each."""
+        is_each = abs(self.num_seen - self.num_told) <= EACH_SHARE * self.num_told
+        return "tokens" if self.num_told and is_each else "chunks"

@@ -158,6 +158,6 @@ class Gate:
         holds_cap = bool(self._num_inner) or (self._sglang is not None and self._sglang.is_set)
         return Manner(
             cap_is="live" if holds_cap else "gate",
-            gaps_from=self.backend.gaps_from,
+            gaps_from=self.backend.books.gaps_from,
             chunk_is="live" if self._num_inner else "fixed",
         )

@@ -125,7 +125,7 @@ class Proxy:
         if reply.status == 200 and reply.content_type in STREAMED:
             chunks = Chunks(flight.asked.framing)
             await self._relay(answer, reply, chunks, flight)
-            self._backend.streamed(flight, chunks.usage)
+            self._backend.books.streamed(flight, chunks.usage)
             self._done(flight, chunks.usage)
             return
         body = await reply.read()

@@ -175,7 +175,7 @@ class Upstream:
         """The body at `path`, empty if the engine has none. Raises aiohttp.ClientError,
         TimeoutError."""
         async with self.session.get(self.url + path, timeout=self._timeout) as reply:
-            return await reply.text() if reply.status == 200 else ""
+            return await reply.text(errors="replace") if reply.status == 200 else ""
 
     async def _served(self) -> Served:
         models = await self._json("/v1/models", _Models)

@@ -26,7 +26,6 @@ from ..spec.kinds import MAX_BATCHED_TOKENS, MAX_NUM_SEQS
 from ..spec.service import InferenceService, Spec
 from ..status import compose, events
 from ..status.events import Notice
-from ..tuner.constants import MIN_BUDGET
 from ..tuner import (
     CapLimits,
     ChunkBudget,
@@ -37,6 +36,7 @@ from ..tuner import (
     Targets,
     decide,
 )
+from ..tuner.constants import MIN_BUDGET
 
 PAST_SAVE_SECONDS = 30.0
 """Seconds between saves of the tuner's memory alone: losing it costs caution, not correctness."""

@@ -25,7 +25,7 @@ from sluice_operator.pods.scrape import Scrape
 from sluice_operator.reasons import Reason
 from sluice_operator.spec.service import InferenceService
 from sluice_operator.status.events import Notice
-from sluice_operator.tuner.types import Past, ReplicaChange
+from sluice_operator.tuner.types import ChunkBudget, Past, ReplicaChange
 from unit.operator.observations import (
     CHECKPOINT,
     NOW,
@@ -650,3 +650,35 @@ def test_quantised_weights_are_sized_as_they_are_loaded() -> None:
     assert blocks.memory is not None
     assert quantised.memory.weights_bytes < 0.6 * plain.memory.weights_bytes
     assert blocks.memory.num_blocks == 9
+
+
+def _budgeted(tokens: int | None) -> list[str]:
+    """Arguments of an engine whose tuner remembers this budget."""
+    service = create_service(engine={"name": "SGLang"}, slo__interTokenLatency="50ms")
+    limits = _limits(service.spec, 32).chunk
+    assert limits is not None
+    budget = ChunkBudget(tokens, NOW, f"{limits.key}|50.0") if tokens else None
+    runtime = Runtime(1, 4, 1, past=Past(chunk_budget=budget))
+    planned = _plan(service, create_observed(service, runtime=runtime))
+    pods = next(manifest for manifest in planned.apply if manifest["kind"] == "Deployment")
+    args: list[str] = pods["spec"]["template"]["spec"]["initContainers"][-1]["args"]
+    return [arg for arg in args if "prefill" in arg]
+
+
+def test_an_engine_with_fixed_chunks_starts_with_the_budget_that_the_tuner_found() -> None:
+    assert _budgeted(None) == []  # the engine's own
+    assert _budgeted(512) == ["--chunked-prefill-size=512"]
+    asked = {"batching__maxNumBatchedTokens": 2048}
+    service = create_service(engine={"name": "SGLang"}, slo__interTokenLatency="50ms", **asked)
+    assert _limits(service.spec, 32).chunk is None
+
+
+@pytest.mark.parametrize(("changes", "may_roll"), [({}, True), ({"rollout": "Replace"}, False)])
+def test_a_budget_is_only_proposed_where_an_edit_stops_the_last_pod(
+    changes: dict[str, Any], may_roll: bool
+) -> None:
+    spec = {"engine": {"name": "LlamaCpp"}, "slo__interTokenLatency": "50ms", **changes}
+    chunk = _limits(create_service(**spec).spec, 100).chunk
+    assert chunk is not None
+    assert (chunk.may_roll, chunk.least) == (may_roll, 100)
+    assert _limits(create_service(slo__interTokenLatency="50ms").spec, 32).chunk is None  # our own
