@@ -68,7 +68,7 @@ def test_lowering_drains_and_a_raise_is_in_force_at_once() -> None:
 
 
 def test_by_deadline_and_by_priority() -> None:
-    late, soon = flight(1, 0, ttft_ms=60_000.0), flight(1, 1, ttft_ms=30_000.0)
+    late, soon = flight(1, 0, ttft_ms=7_200_000.0), flight(1, 1, ttft_ms=3_600_000.0)
     for policy, first in (("fcfs", late), ("deadline", soon)):
         line = queue(1, policy=policy)
         line.add(late)
