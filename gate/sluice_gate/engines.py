@@ -16,14 +16,13 @@ EngineName = Literal["vllm", "sglang", "llamacpp", "ollama", "tgi", "custom"]
 class EngineFacts:
     """`health`: a path that answers 200 while it serves. Metrics, by any of their names:
 
-    `running`, `waiting`: its sequences; `kv_usage`: share of its KV cache in use, 0 to 1;
+    `waiting`: sequences in its own queue; `kv_usage`: share of its KV cache in use, 0 to 1;
     `preemptions`: a counter; `tokens`: a counter that moves while it works.
     `has_metrics`: it serves /metrics. `about`: a path that tells its capacity.
     """
 
     health: str
     has_metrics: bool = True
-    running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     kv_usage: tuple[str, ...] = ()
     preemptions: tuple[str, ...] = ()
@@ -34,7 +33,6 @@ class EngineFacts:
 ENGINES: Mapping[EngineName, EngineFacts] = {
     "vllm": EngineFacts(
         "/health",
-        running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # before 0.9.2
         preemptions=("vllm:num_preemptions_total",),
@@ -42,7 +40,6 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
     ),
     "sglang": EngineFacts(
         "/health",
-        running=("sglang:num_running_reqs",),
         waiting=("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs"),
         kv_usage=("sglang:token_usage",),
         preemptions=("sglang:num_retracted_reqs",),
@@ -51,7 +48,6 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
     ),
     "llamacpp": EngineFacts(
         "/health",
-        running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
         tokens=("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total"),
         about="/props",
@@ -59,7 +55,6 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
     "ollama": EngineFacts("/api/version", has_metrics=False),
     "tgi": EngineFacts(
         "/health",
-        running=("tgi_batch_current_size",),
         waiting=("tgi_queue_size",),
         tokens=("tgi_request_generated_tokens_sum",),
     ),
@@ -73,7 +68,6 @@ _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 class EngineLoad:
     """An engine's own metrics at one moment; None where it shows none."""
 
-    running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None
     preemptions: float | None = None
@@ -94,7 +88,6 @@ def load_of(facts: EngineFacts, text: str) -> EngineLoad:
         return sum(found) if found else None
 
     return EngineLoad(
-        total(facts.running),
         total(facts.waiting),
         total(facts.kv_usage),
         total(facts.preemptions),

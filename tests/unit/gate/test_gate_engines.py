@@ -5,8 +5,8 @@ from sluice_gate.engines import ENGINES, EngineLoad, load_of
 VLLM = """# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
-vllm:num_requests_running{engine="1",model_name="m"} 2.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 2.0
 vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:generation_tokens_total{engine="0",model_name="m"} 1.5e+03
@@ -16,7 +16,7 @@ vllm:num_preemptions_total{engine="0",model_name="m"} NaN-broken
 
 def test_samples_of_one_name_are_summed() -> None:
     load = load_of(ENGINES["vllm"], VLLM)
-    assert load == EngineLoad(running=5.0, waiting=1.0, kv_usage=0.25, tokens=1500.0)
+    assert load == EngineLoad(waiting=3.0, kv_usage=0.25, tokens=1500.0)
 
 
 def test_the_name_before_a_renaming_is_read() -> None:
