@@ -263,7 +263,10 @@ async def test_evidence_counts_what_the_clients_saw(rig: Rig, record_property: R
         assert sum(tick.finished for tick in ticks) == 13
         assert sum(tick.e2e.n for tick in ticks) == 13
         assert sum(tick.ttft.n for tick in ticks) >= 12
-        assert sum(tick.generated_tokens for tick in ticks) == 13 * tokens
+        # A part of a character has no text, and some engines join two tokens.
+        share = sum(tick.generated_tokens for tick in ticks) / (13 * tokens)
+        record_property("tokens_seen", round(share, 3))
+        assert 0.9 <= share <= 1.0
         # Tokens that were read together, or while their client was slow, have no gap.
         assert 0 < sum(tick.itl.n for tick in ticks) <= 12 * (tokens - 1)
 
