@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .asked import GENERATING
 from .gate import Gate
 
-OWN_PATHS = frozenset((*PROBE_PATHS, "/metrics"))
+OWN_PATHS = frozenset((*PROBE_PATHS, "/metrics")) - {"/version"}
 OWN_FAMILIES = re.compile(r"^(# \w+ )?sluice_.*\n", re.MULTILINE)
 """Lines of an engine that is a worker of ours: the gate has these families itself."""
 

@@ -25,8 +25,6 @@ START_POLL_S = 0.1
 SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
 READ_BYTES = 1 << 16
-KEEP_ALIVE_S = 2.0
-"""Less than engines keep an idle connection (uvicorn: 5 s), so that none closes under a request."""
 HOP_BY_HOP = frozenset(
     (
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
@@ -81,7 +79,8 @@ class Upstream:
 
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            # A connection for each: llama.cpp ends one after a stream without saying so.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("accept", "content-type", "user-agent"),

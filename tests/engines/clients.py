@@ -148,13 +148,13 @@ class Clients:
             return decode(await response.read(), Evidence)
 
     async def set_cap(self, cap: int) -> float:
-        """A new cap, acknowledged; seconds until then."""
-        started_s = time.monotonic()
+        """A new cap, acknowledged; the moment at which it was sent."""
         asked = {"epoch": (await self.config()).epoch + 1, "max_num_seqs": cap}
+        sent_s = time.monotonic()
         url = f"{self._admin_url}/v1/runtime_config"
         async with self._session.patch(url, json=asked) as response:
             assert response.status == 200, await response.text()
-            return time.monotonic() - started_s
+            return sent_s
 
     async def until(
         self, holds: Callable[[RuntimeConfig], bool], limit_s: float = LIMIT_S

@@ -2,7 +2,7 @@
 
 An engine is data, plus one function for its arguments. The foreign ones serve the checkpoint of
 `bench.peers`; our own worker serves a small one with made-up weights. Engines whose threads spin
-get one thread, so that the gate and its clients have the other processor.
+get one, so that the gate and its clients have the other processor.
 """
 
 import os
@@ -121,6 +121,7 @@ def _environ(kind: Kind, site: Site, directory: Path, port: int) -> Mapping[str,
         # Its engine in one process, so that a signal reaches all of it.
         more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
         more |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        more["VLLM_CPU_OMP_THREADS_BIND"] = str(max(os.sched_getaffinity(0)))
     if kind.name == "ollama":
         more = {"HOME": str(directory), "OLLAMA_HOST": f"127.0.0.1:{port}"}
         more |= {"OLLAMA_NUM_PARALLEL": str(CAPACITY), "OLLAMA_KEEP_ALIVE": "-1"}

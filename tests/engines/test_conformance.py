@@ -71,10 +71,9 @@ async def test_no_answer_is_lost_in_100_changes_of_the_cap(
         async with clients.load(2 * CAPACITY, rig.tokens(0.1)) as streams:
             for _ in range(CHANGES):
                 cap = drawn.choice([other for other in range(1, CAPACITY + 1) if other != cap])
-                started_s = time.monotonic()
-                await clients.set_cap(cap)
+                sent_s = await clients.set_cap(cap)
                 await clients.until(partial(_is_in_force, cap))
-                in_force_s.append(time.monotonic() - started_s)
+                in_force_s.append(time.monotonic() - sent_s)
                 await clients.until(partial(_is_drained, cap))
         lost = [each.error for each in streams if not each.is_whole]
     p50, p99 = statistics.median(in_force_s), sorted(in_force_s)[CHANGES - 2]
@@ -91,8 +90,7 @@ async def test_a_raise_admits_while_few_long_answers_run(rig: Rig, record_proper
         streams = [clients.stream(rig.tokens(2.0)) for _ in range(6)]
         await clients.until(lambda now: (now.running, now.waiting.total) == (2, 4))
         await until(lambda: sum(each.first_s > 0 for each in streams) == 2)
-        raised_s = time.monotonic()
-        await clients.set_cap(6)
+        raised_s = await clients.set_cap(6)
         await until(lambda: all(each.first_s for each in streams))
         record_property("until_first_tokens_s", round(time.monotonic() - raised_s, 2))
         assert not any(each.is_done for each in streams), "the raise came after an end"
@@ -265,8 +263,12 @@ async def test_evidence_counts_what_the_clients_saw(rig: Rig, record_property: R
         assert sum(tick.finished for tick in ticks) == 13
         assert sum(tick.e2e.n for tick in ticks) == 13
         assert sum(tick.ttft.n for tick in ticks) >= 12
-        # Gaps in which the client read slowly are not the engine's.
-        assert sum(tick.itl.n for tick in ticks) >= 0.75 * 12 * (tokens - 1)
+        # A part of a character has no text, and some engines join two tokens.
+        share = sum(tick.generated_tokens for tick in ticks) / (13 * tokens)
+        record_property("tokens_seen", round(share, 3))
+        assert 0.9 <= share <= 1.0
+        # Tokens that were read together, or while their client was slow, have no gap.
+        assert 0 < sum(tick.itl.n for tick in ticks) <= 12 * (tokens - 1)
 
 
 async def test_metrics_are_the_engines_own_and_the_gates(rig: Rig) -> None:
@@ -303,7 +305,8 @@ def _difference(client: httpx.Client, alone_url: str, url: str, asked: Asked) ->
 
 async def test_answers_are_byte_for_byte_the_engines(rig: Rig, record_property: Record) -> None:
     all_asked = requests(rig.engine.kind.name)
-    with httpx.Client(timeout=120.0) as client:
+    limits = httpx.Limits(max_keepalive_connections=0)  # as `clients_of`
+    with httpx.Client(timeout=120.0, limits=limits) as client:
         async with rig.gate() as (gate, _):
             compare = partial(_difference, client, rig.engine.url, gate.url)
             told = [await asyncio.to_thread(compare, asked) for asked in all_asked]
