@@ -40,12 +40,15 @@ class Lines:
         name = report.nodeid.partition("::")[2].partition("[")[0].removeprefix("test_")
         if report.when != "call" and report.passed:
             return
-        reason = "" if report.passed else _last(report.longreprtext or str(report.longrepr))
+        reason = "" if report.passed else _reason(report)
         self.lines[name] = Line(report.outcome, reason, dict(report.user_properties))
 
 
-def _last(text: str) -> str:
-    """The first line of what went wrong, as pytest marks it."""
+def _reason(report: pytest.TestReport) -> str:
+    """Why it was skipped, or the first line of what went wrong, as pytest marks it."""
+    if isinstance(report.longrepr, tuple):  # of a skip: path, line, reason
+        return report.longrepr[2]
+    text = report.longreprtext
     marked = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     return (marked or text.strip().splitlines() or [""])[0][:200]
 

@@ -3,27 +3,18 @@
 The gate sees no step. So it starts at the ceiling, and fits its step model to gaps alone.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
 from sluice_core.contract import StepModel
 from sluice_core.latency import NO_LIMIT
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
-from sluice_frontend.evidence.open_tick import OpenGaps
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
 
 from .pod import SimulatedPod
-
-
-@dataclass(slots=True)
-class GateGaps(OpenGaps):
-    """Gaps with those beside another request's prompt."""
-
-    n_in_prefill: int = 0
-    over_in_prefill: int = 0
 
 
 class ForeignPod(SimulatedPod):
@@ -50,13 +41,11 @@ class ForeignPod(SimulatedPod):
             self._prompt_ended_s = now_s
         timer = self.open[outcome.sequence.request_id]
         is_first, last_s = timer.first_s is None, timer.last_s
-        tick = self.recorder.ticks.open
-        if not isinstance(tick.itl, GateGaps):  # no gap of this tick is counted yet
-            tick.itl = GateGaps()
         super()._book(outcome, step, now_s)
         if not is_first and self._prompt_ended_s > last_s:
-            tick.itl.n_in_prefill += 1
-            tick.itl.over_in_prefill += timer.last_was_over
+            gaps = self.recorder.ticks.open.itl
+            gaps.n_in_prefill += 1
+            gaps.over_in_prefill += timer.last_was_over
 
     def _learn(self, step: Step, step_ms: float, now_s: float) -> StepModel | None:
         if step.num_decodes:
