@@ -255,12 +255,27 @@ def converted(given: argparse.Namespace, config: type, problems: list[str]) -> d
     return values
 
 
-def file_problems(server: dict[str, Any]) -> list[str]:
-    """A sentence for each file of keys that cannot be used."""
+def contradictions(
+    server: ServerConfig, ceiling: int | None, initial: int | None, ttft_ms: float | None
+) -> list[str]:
+    """A sentence for each two flags of any server that are sound alone, but not together."""
     problems = []
-    for name in ("api_key_file", "admin_token_file"):
-        path: Path | None = server.get(name)
-        if path is None:
+    if server.port and server.port == server.admin_port:
+        problems.append(
+            f"--port and --admin-port are both {server.port}; give them different ports"
+        )
+    if ceiling is not None and initial is not None and initial > ceiling:
+        problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
+    if server.overload == "Shed" and ttft_ms is None:
+        problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
+    return problems
+
+
+def file_problems(values: dict[str, Any]) -> list[str]:
+    """A sentence for each file of keys or tokens among the flags' `values` that cannot be used."""
+    problems = []
+    for name, path in values.items():
+        if not name.endswith(("_key_file", "_token_file")):
             continue
         try:
             read_secrets(path)

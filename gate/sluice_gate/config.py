@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from sluice_core.contract import SchedulingPolicy
@@ -17,18 +16,19 @@ from sluice_frontend.config import (
     ServerConfig,
     SloFlags,
     api_key_of,
+    contradictions,
     converted,
     file_problems,
     flag,
     flags_of,
     read_persisted,
-    read_secrets,
     slo_of,
     strays,
 )
 
 from .engines import ENGINES, EngineFacts, EngineName
 
+PROGRAM = "sluice-gate"
 DEFAULT_CAPACITY = 256
 
 
@@ -82,9 +82,9 @@ class GateConfig:
 PARTS = (EngineFlags, ServerConfig, SloFlags)
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog=program,
+        prog=PROGRAM,
         description="Stands before an engine: a live max_num_seqs, a queue, deadlines, evidence.",
         allow_abbrev=False,
     )
@@ -98,45 +98,25 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(
-    argv: Sequence[str], environ: Mapping[str, str] | None = None, program: str = "sluice-gate"
-) -> GateConfig:
+def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> GateConfig:
     """The configuration that `argv` asks for. Raises ConfigError with all problems."""
     environ = os.environ if environ is None else environ
-    given, unknown = _parser(program).parse_known_args(argv)
-    problems = [f"{argument} is not a flag of {program}" for argument in strays(unknown)]
+    given, unknown = _parser().parse_known_args(argv)
+    problems = [f"{argument} is not a flag of {PROGRAM}" for argument in strays(unknown)]
     engine, server, slo = (converted(given, part, problems) for part in PARTS)
     server |= {"flag_slo": slo_of(slo), "api_key": api_key_of(given, environ, problems)}
     files = read_persisted(server.get("runtime_config_dir"), problems)
     slo |= {name: files.pop(name) for name in list(files) if name.startswith("slo_")}
     server["slo"] = slo_of(slo)
+    url = urlsplit(engine.setdefault("upstream", ""))
+    if url.scheme not in ("http", "https") or not url.netloc:
+        problems.append("--upstream is required: the engine's URL, as http://127.0.0.1:8100")
+    most, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
+    problems += contradictions(ServerConfig(**server), most, initial, slo.get("slo_ttft_ms"))
+    problems += file_problems(server | engine)
     if "overload" in files:
         server["overload"] = files.pop("overload")
     engine |= files
-    problems += _contradictions(engine, server, slo) + file_problems(server)
     if problems:
         raise ConfigError(problems)
     return GateConfig(EngineFlags(**engine), ServerConfig(**server))
-
-
-def _contradictions(
-    engine: dict[str, Any], server: dict[str, Any], slo: dict[str, Any]
-) -> list[str]:
-    problems = []
-    url = urlsplit(engine.get("upstream", ""))
-    if url.scheme not in ("http", "https") or not url.netloc:
-        problems.append("--upstream is required: the engine's URL, as http://127.0.0.1:8100")
-    ceiling, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
-    if ceiling is not None and initial is not None and initial > ceiling:
-        problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
-    port = server.get("port", ServerConfig().port)
-    if port and port == server.get("admin_port", ServerConfig().admin_port):
-        problems.append(f"--port and --admin-port are both {port}; give them different ports")
-    if server.get("overload") == "Shed" and slo.get("slo_ttft_ms") is None:
-        problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
-    if (key := engine.get("engine_admin_key_file")) is not None:
-        try:
-            read_secrets(key)
-        except ConfigError as error:
-            problems += [f"--engine-admin-key-file {problem}" for problem in error.problems]
-    return problems

@@ -21,6 +21,7 @@ from sluice_frontend.config import (
     ServerConfig,
     SloFlags,
     api_key_of,
+    contradictions,
     converted,
     file_problems,
     flag,
@@ -243,21 +244,13 @@ def _contradictions(
     engine: EngineConfig, server: ServerConfig, given: argparse.Namespace
 ) -> list[str]:
     """Flags that are sound alone, but not together."""
-    problems = []
-    if server.port and server.port == server.admin_port:
-        problems.append(
-            f"--port and --admin-port are both {server.port}; give them different ports"
-        )
-    ceiling, initial = engine.max_num_seqs, engine.initial_num_seqs
-    if ceiling is not None and initial is not None and initial > ceiling:
-        problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
+    ceiling = engine.max_num_seqs
+    problems = contradictions(server, ceiling, engine.initial_num_seqs, engine.ttft_ms)
     if ceiling is not None and engine.max_num_batched_tokens < ceiling:
         problems.append(
             f"--max-num-batched-tokens {engine.max_num_batched_tokens} is under --max-num-seqs "
             f"{ceiling}; a step could not decode all sequences"
         )
-    if server.overload == "Shed" and engine.ttft_ms is None:
-        problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
     return problems + _static_problems(engine, server, given)
 
 
