@@ -158,30 +158,46 @@ class Setting:
     per_s: float
 
 
-async def calibrate(worker: Worker, client: httpx.AsyncClient, aim: Aim) -> Setting:
-    """What a closed loop of clients gets, under the targets to which a first such loop has led."""
-    admin, rng = Steered.of(worker, client), Random(0)
+async def targets_of(worker: Worker, client: httpx.AsyncClient, aim: Aim) -> Targets:
+    """The targets to which a closed loop of clients has led; the worker is told them."""
+    admin = Steered.of(worker, client)
+    await admin.put(aim.clients)
+    await _loop(worker.url, aim, Ledger("warm-up"), aim.settle_s)
+    model = (await admin.seen())[0].step_model
+    if model is None:
+        raise SystemExit("the worker has no step model")
+    itl_ms = itl_target_ms(model, aim.cap, aim.tail, aim.lengths)
+    targets = Targets("99", aim.ttft_ms, itl_ms, None)
+    await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
+    return targets
+
+
+async def capacity(url: str, aim: Aim) -> float:
+    """Requests/s of a closed loop of clients."""
+    ledger, start = Ledger("capacity"), time.monotonic()
+    await _loop(url, aim, ledger, aim.capacity_s)
+    return len(ledger.outcomes) / (time.monotonic() - start)
+
+
+async def _loop(url: str, aim: Aim, into: Ledger, seconds: float) -> None:
+    rng = Random(0)
     async with connections() as session:
 
         def send(ledger: Ledger) -> asyncio.Task[None]:
             body = aim.shape.body(rng, aim.lengths.draw(rng))
 
             async def one() -> None:
-                ledger.outcomes.append(await request(session, worker.url + COMPLETIONS, body))
+                ledger.outcomes.append(await request(session, url + COMPLETIONS, body))
 
             return asyncio.create_task(one())
 
-        await admin.put(aim.clients)
-        await closed_loop(send, Ledger("warm-up"), aim.clients, aim.settle_s)
-        model = (await admin.seen())[0].step_model
-        if model is None:
-            raise SystemExit("the worker has no step model")
-        itl_ms = itl_target_ms(model, aim.cap, aim.tail, aim.lengths)
-        targets = Targets("99", aim.ttft_ms, itl_ms, None)
-        await admin.put(slo=Slo(targets.ttft_ms, targets.itl_ms))
-        ledger, start = Ledger("capacity"), time.monotonic()
-        await closed_loop(send, ledger, aim.clients, aim.capacity_s)
-        return Setting(targets, len(ledger.outcomes) / (time.monotonic() - start))
+        await closed_loop(send, into, aim.clients, seconds)
+
+
+async def calibrate(worker: Worker, client: httpx.AsyncClient, aim: Aim) -> Setting:
+    """What a closed loop of clients gets, under the targets to which a first such loop has led."""
+    targets = await targets_of(worker, client, aim)
+    return Setting(targets, await capacity(worker.url, aim))
 
 
 async def replay(

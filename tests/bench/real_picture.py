@@ -18,9 +18,9 @@ def real_png(rows: Sequence[Row], path: Path) -> None:
     size = (5.5 * len(traces), 7)
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(2, len(traces), squeeze=False)
-    for (shares, caps), trace in zip(axes.T, traces, strict=True):
-        _shares(shares, by_contender(rows, trace))
-        shares.set_title(trace)
+    for (top, caps), trace in zip(axes.T, traces, strict=True):
+        shares(top, by_contender(rows, trace))
+        top.set_title(trace)
         _caps(caps, rows, trace)
     axes[0][0].set_ylabel("% of all arrivals")
     axes[1][0].set_ylabel("cap")
@@ -28,7 +28,7 @@ def real_png(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _shares(axis: Axes, found: dict[str, list[Row]]) -> None:
+def shares(axis: Axes, found: dict[str, list[Row]]) -> None:
     """Bars are medians over the repeats, which are the dots."""
     for shift, (name, colour) in zip((-0.2, 0.2), SHADES.items(), strict=True):
         for place, done in enumerate(found.values()):

@@ -1,6 +1,6 @@
 """Targets, traces and figures of `real_caps`. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from random import Random
@@ -160,13 +160,18 @@ def best_fixed(rows: Sequence[Row], trace: str) -> str | None:
 
 
 def table(rows: Sequence[Row]) -> str:
+    """Each trace's best fixed cap in bold."""
+    return table_of(rows, lambda trace: best_fixed(rows, trace))
+
+
+def table_of(rows: Sequence[Row], best_on: Callable[[str], str | None]) -> str:
     """A line of Markdown for each contender on each trace, of its repeats' medians, shares with the
-    least and the most; each trace's best fixed cap in bold."""
+    least and the most; the best on each trace in bold."""
     head = ["trace", "contender", "smooth %", "good %", "answered", "first P50 ms", "P99",
             "gap P50 ms", "P99", "due ms", "tokens/s", "load/s", "CPU-s", "caps"]  # fmt: skip
     lines = [head, ["---"] * len(head)]
     for trace in dict.fromkeys(row.trace for row in rows):
-        best = best_fixed(rows, trace)
+        best = best_on(trace)
         lines += [_cells(done, n == best) for n, done in by_contender(rows, trace).items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -176,8 +181,8 @@ def _cells(done: Sequence[Row], is_best: bool) -> list[str]:
     paths = [", ".join(str(cap) for _, cap in row.cap_path) for row in done]
     return [
         row.trace, f"**{row.contender}**" if is_best else row.contender,
-        _spread([100 * row.smooth_share for row in done]),
-        _spread([100 * row.good_share for row in done]),
+        spread([100 * row.smooth_share for row in done]),
+        spread([100 * row.good_share for row in done]),
         f"{sum(row.answered for row in done)} of {sum(row.requests for row in done)}",
         _middle([row.p50_ttft_ms for row in done]), _middle([row.p99_ttft_ms for row in done]),
         _middle([row.p50_itl_ms for row in done]), _middle([row.p99_itl_ms for row in done]),
@@ -194,10 +199,11 @@ def _middle(times: Sequence[float | None]) -> str:
     return f"{found:.4g}" if isfinite(found) else "-"
 
 
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """The median, and the least and the most of several."""
+    if len(values) < 2:
+        return "".join(format(value, form) for value in values) or "-"
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def findings(rows: Sequence[Row], ceiling: int) -> Iterator[str]:
@@ -205,7 +211,7 @@ def findings(rows: Sequence[Row], ceiling: int) -> Iterator[str]:
     over the repeats, each of which is compared within itself."""
     for trace in dict.fromkeys(row.trace for row in rows if row.contender == OURS):
         ours = runs(rows, trace, OURS)
-        told = f"{trace}: ours {_spread([100 * row.smooth_share for row in ours])} % smooth"
+        told = f"{trace}: ours {spread([100 * row.smooth_share for row in ours])} % smooth"
         best = best_fixed(rows, trace)
         shares = [
             100 * row.smooth_share / other.smooth_share
@@ -213,17 +219,17 @@ def findings(rows: Sequence[Row], ceiling: int) -> Iterator[str]:
             if other.smooth_share
         ]
         if shares:
-            told += f", {_spread(shares)} % of {best}, the best fixed one"
+            told += f", {spread(shares)} % of {best}, the best fixed one"
         points = [
             100 * (row.smooth_share - other.smooth_share)
             for row, other in _pairs(ours, runs(rows, trace, f"cap {ceiling}"))
         ]
         if points:
-            told += f", {_spread(points)} points against cap = max"
+            told += f", {spread(points)} points against cap = max"
         changes = [float(row.cap_changes) for row in ours]
         last = [row.cap_path[-1][0] for row in ours]
-        told += f"; {_spread(changes)} changes, the last at {_spread(last)} s"
-        drift = _spread([100 * row.drift for row in ours])
+        told += f"; {spread(changes)} changes, the last at {spread(last)} s"
+        drift = spread([100 * row.drift for row in ours])
         yield f"{told}; afterwards the worker did {drift} % more."
 
 

@@ -24,13 +24,15 @@ ROOT = Path(__file__).parents[2]
 
 def steered(stock: Launch, path: Path) -> Launch:
     """A vLLM server with `sluice_vllm.Scheduler`, whose gate listens at `path`."""
-    environ = {
-        **dict(stock.environ),
-        "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("gate", "core")),
-        "SLUICE_GATE_SOCKET": str(path),
-    }
+    environ = {**dict(stock.environ), **inner_environ(path)}
     arguments = (*stock.arguments, "--scheduler-cls", "sluice_vllm.Scheduler")
     return replace(stock, arguments=arguments, environ=tuple(sorted(environ.items())))
+
+
+def inner_environ(path: Path) -> dict[str, str]:
+    """With it vLLM finds `sluice_vllm`, and that the gate at `path`."""
+    packages = os.pathsep.join(str(ROOT / folder) for folder in ("gate", "core"))
+    return {"PYTHONPATH": packages, "SLUICE_GATE_SOCKET": str(path)}
 
 
 class Gate:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ POLL_S = 0.05
 class Kind:
     """An engine as data. `gate`: its name for --engine. `running`: its metric of sequences.
 
-    `lists`: whether it takes lists of prompts.
+    `lists`: whether it takes lists of prompts. `sized`: the flags of its capacity.
     """
 
     name: str
@@ -49,13 +49,21 @@ class Kind:
     health: str
     running: str | None
     lists: bool = True
+    sized: tuple[str, ...] = ()
 
 
 KINDS = {
     kind.name: kind
     for kind in (
         Kind("sluice", "custom", "", "/readyz", "vllm:num_requests_running"),
-        Kind("vllm", "vllm", "vllm", "/health", "vllm:num_requests_running"),
+        Kind(
+            "vllm",
+            "vllm",
+            "vllm",
+            "/health",
+            "vllm:num_requests_running",
+            sized=("--max-num-seqs", str(CAPACITY)),
+        ),
         Kind("llamacpp", "llamacpp", "llama.cpp", "/health", "llamacpp:requests_processing"),
         Kind("ollama", "ollama", "ollama", "/api/version", None, lists=False),
     )
@@ -80,7 +88,7 @@ def _vllm(site: Site, directory: Path, port: int) -> list[str]:
     return [
         *(*program, "--model", str(_checkpoint())),
         *("--served-model-name", MODEL_NAME, "--dtype", "bfloat16", "--enforce-eager"),
-        *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", str(CAPACITY)),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *("--max-model-len", str(WINDOW), "--chat-template", str(CHAT_TEMPLATE)),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     ]
@@ -121,7 +129,8 @@ def _environ(kind: Kind, site: Site, directory: Path, port: int) -> Mapping[str,
         # Its engine in one process, so that a signal reaches all of it.
         more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
         more |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-        more["VLLM_CPU_OMP_THREADS_BIND"] = str(max(os.sched_getaffinity(0)))
+        # Its own way to bind threads does nothing where there is no NUMA.
+        more |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     if kind.name == "ollama":
         more = {"HOME": str(directory), "OLLAMA_HOST": f"127.0.0.1:{port}"}
         more |= {"OLLAMA_NUM_PARALLEL": str(CAPACITY), "OLLAMA_KEEP_ALIVE": "-1"}
@@ -133,12 +142,17 @@ def _environ(kind: Kind, site: Site, directory: Path, port: int) -> Mapping[str,
 
 @dataclass
 class Engine:
-    """An engine's process group. `directory` is its own; `port` stays over restarts."""
+    """An engine's process group. `directory` is its own; `port` stays over restarts.
+
+    `flags`: instead of those of its capacity; `more`: to its environment.
+    """
 
     kind: Kind
     site: Site
     directory: Path
     port: int = field(default_factory=free_port)
+    flags: Sequence[str] | None = None
+    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -151,7 +165,8 @@ class Engine:
     def start(self) -> None:
         """Start it and wait until it answers. Raises CannotStart."""
         command = COMMANDS[self.kind.name](self.site, self.directory, self.port)
-        self.environ = _environ(self.kind, self.site, self.directory, self.port)
+        command += self.kind.sized if self.flags is None else self.flags
+        self.environ = {**_environ(self.kind, self.site, self.directory, self.port), **self.more}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -215,10 +230,16 @@ class Engine:
 
 
 @contextmanager
-def running_engine(kind: Kind, directory: Path) -> Iterator[Engine]:
-    """The engine, ready; ended on leaving. Raises CannotInstall or CannotStart."""
+def running_engine(
+    kind: Kind,
+    directory: Path,
+    flags: Sequence[str] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Iterator[Engine]:
+    """The engine, ready; ended on leaving; `flags`, `more` as Engine has them. Raises CannotInstall
+    or CannotStart."""
     site = install(kind.site, CACHE) if kind.site else Site("sluice", CACHE)
-    engine = Engine(kind, site, directory)
+    engine = Engine(kind, site, directory, flags=flags, more=more or {})
     engine.start()
     try:
         yield engine

