@@ -19,7 +19,7 @@ SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
 """The order of waiting requests, see `ordering`."""
 
 CapIs = Literal["live", "gate"]
-GapsFrom = Literal["tokens", "chunks", "engine"]
+GapsFrom = Literal["tokens", "chunks"]
 ChunkIs = Literal["live", "fixed"]
 
 

@@ -447,7 +447,7 @@ def _measured(configs: Sequence[RuntimeConfig]) -> dict[str, Any]:
     gaps = {config.gaps_from for config in configs}
     return {
         "capIs": "gate" if any(config.cap_is == "gate" for config in configs) else "live",
-        "gapsFrom": next(one for one in ("chunks", "engine", "tokens") if one in gaps),
+        "gapsFrom": next(one for one in ("chunks", "tokens") if one in gaps),
     }
 
 
