@@ -28,21 +28,24 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`program`: found in PATH; `install`: where it comes from. `num_seqs`: the most sequences at
-    once if `--max-num-seqs` is not given. `is_steered`: `sluice_vllm` runs in it."""
+    """`program`: found in PATH, and called with `verb`; `install`: where it comes from. `num_seqs`:
+    the most sequences at once if `--max-num-seqs` is not given. `module`: words for `python3` that
+    do as the program. `is_steered`: `sluice_vllm` runs in it."""
 
     program: str
     install: str
     num_seqs: int
-    arguments: Callable[[Start], list[str]]
+    arguments: Callable[[Start], list[str]] = lambda start: []
     environ: Callable[[Start], Mapping[str, str]] = lambda start: {}
+    verb: tuple[str, ...] = ()
+    module: tuple[str, ...] = ()
     is_steered: bool = False
 
 
 def _vllm(start: Start) -> list[str]:
     name = [] if start.name is None else [f"--served-model-name={start.name}"]
     return [
-        "serve", start.model, "--host=127.0.0.1", f"--port={start.port}",
+        start.model, "--host=127.0.0.1", f"--port={start.port}",
         f"--max-num-seqs={start.num_seqs}", f"--max-num-batched-tokens={start.budget or BUDGET}",
         "--scheduler-cls=sluice_vllm.Scheduler", *name,
     ]  # fmt: skip
@@ -71,7 +74,16 @@ def _ollama(start: Start) -> dict[str, str]:
 
 
 ENGINES = {
-    "vllm": Engine("vllm", "https://docs.vllm.ai", 128, _vllm, _steered, is_steered=True),
+    "vllm": Engine(
+        "vllm",
+        "https://docs.vllm.ai",
+        128,
+        _vllm,
+        _steered,
+        verb=("serve",),
+        module=("-m", "vllm.entrypoints.openai.api_server", "--model"),
+        is_steered=True,
+    ),
     "llamacpp": Engine("llama-server", "https://github.com/ggml-org/llama.cpp", 4, _llama_cpp),
-    "ollama": Engine("ollama", "https://ollama.com/download", 4, lambda start: ["serve"], _ollama),
+    "ollama": Engine("ollama", "https://ollama.com/download", 4, environ=_ollama, verb=("serve",)),
 }

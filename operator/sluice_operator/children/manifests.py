@@ -118,9 +118,13 @@ def _targets(service: InferenceService) -> dict[str, str]:
 
 
 def secret(service: InferenceService, token: str) -> Manifest:
-    """The bearer token of the pods' admin port, which only the operator knows."""
-    encoded = base64.b64encode(token.encode()).decode()
-    body = {"type": "Opaque", "data": {"token": encoded}}
+    """The bearer token of the pods' admin port, which only the operator knows. An engine's own
+    admin key comes from it, and does not tell it."""
+    given = {"token": token}
+    if pod.takes_admin_key(service):
+        given[pod.ENGINE_KEY] = hashlib.sha256(f"engine {token}".encode()).hexdigest()
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in given.items()}
+    body = {"type": "Opaque", "data": data}
     return _child(service, "v1", "Secret", secret_name(service), body)
 
 

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from ..engines import FOREIGN, image_of, sluice
-from ..engines.engine import LOOPBACK, PORT, Start, flags
+from ..engines.engine import ADMIN_KEY, LOOPBACK, PORT, Start, flags
 from ..engines.vllm import PACKAGES, PACKAGES_DIR, SOCKET, SOCKET_DIR
 from ..settings import Settings
 from ..spec.service import InferenceService, Model
@@ -33,6 +33,8 @@ _TERMINATION_LOG = "/dev/termination-log"
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
 KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
+ENGINE_KEY = "engine"
+"""Key of our own Secret, for the admin key of an engine that takes one."""
 _HOME = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - an emptyDir; the root is read-only
 _USER_NAME = {"name": "USER", "value": "sluice"}
 """torch looks for the name of the user, whom these images do not know."""
@@ -239,7 +241,8 @@ def _engine(
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
     home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
-    ours = [*_environment(service), _USER_NAME, *home, *_hub_environment(service, settings), *own]
+    hub = _hub_environment(service, settings)
+    ours = [*_environment(service), _USER_NAME, *home, *hub, *own, *_admin_key(service)]
     return {
         "name": "engine",
         "image": image_of(spec.engine, settings),
@@ -258,6 +261,19 @@ def _engine(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(service, settings, "engine"),
     }
+
+
+def _admin_key(service: InferenceService) -> list[Manifest]:
+    if not takes_admin_key(service):
+        return []
+    source = {"secretKeyRef": {"name": secret_name(service), "key": ENGINE_KEY}}
+    return [{"name": ADMIN_KEY, "valueFrom": source}]
+
+
+def takes_admin_key(service: InferenceService) -> bool:
+    """Whether the gate sets a cap inside the engine with a key."""
+    engine = FOREIGN.get(service.spec.engine.name)
+    return engine is not None and engine.takes_admin_key
 
 
 def _copies(service: InferenceService, settings: Settings) -> list[Manifest]:
@@ -441,7 +457,7 @@ def _frontend(service: InferenceService) -> dict[str, object]:
 
 
 def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
-    spec = service.spec
+    spec, has_key = service.spec, takes_admin_key(service)
     given = flags(
         {
             "upstream": f"http://{LOOPBACK}:{spec.engine.port or PORT}",
@@ -450,6 +466,7 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
             "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
             "health-path": spec.engine.health_path,
             "engine-socket": SOCKET if _has_scheduler(service) else None,
+            "engine-admin-key-file": f"{_ADMIN_DIR}/{ENGINE_KEY}" if has_key else None,
             **_door(service),
             **_frontend(service),
         }

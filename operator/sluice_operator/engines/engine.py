@@ -8,6 +8,8 @@ from ..spec.service import Spec
 LOOPBACK = "127.0.0.1"
 PORT = 8100
 """Port of the engine, on loopback: clients reach the gate alone."""
+ADMIN_KEY = "SLUICE_ENGINE_KEY"
+"""Variable with the engine's admin key, where `Engine.takes_admin_key`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,8 @@ class Engine:
     `gate_name`: its name for `sluice-gate --engine`. `default_capacity`: sequences at once where
     neither memory nor the user says. `has_our_arithmetic`: it runs the safetensors checkpoint, so
     our memory plan holds. `takes_budget`: a flag sets the token budget of a step.
-    `loads_scheduler`: it may take a scheduler class of ours.
+    `loads_scheduler`: it may take a scheduler class of ours. `takes_admin_key`: with a key the gate
+    sets a cap inside.
     """
 
     gate_name: str
@@ -60,6 +63,7 @@ class Engine:
     has_our_arithmetic: bool = False
     takes_budget: bool = False
     loads_scheduler: Callable[[Spec], bool] = lambda spec: False
+    takes_admin_key: bool = False
 
 
 def flags(given: Mapping[str, object]) -> tuple[str, ...]:

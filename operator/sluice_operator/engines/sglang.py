@@ -1,6 +1,6 @@
 """SGLang, from its documented server arguments; it was never run here. Pure."""
 
-from .engine import LOOPBACK, PORT, Engine, Invocation, Start, flags
+from .engine import ADMIN_KEY, LOOPBACK, PORT, Engine, Invocation, Start, flags
 
 _OWN_UTILIZATION = 0.9
 """The field's default, which leaves --mem-fraction-static to SGLang: its share has no room for
@@ -28,6 +28,8 @@ def _invoke(start: Start) -> Invocation:
         "port": PORT,
         "max-running-requests": start.capacity,
         "enable-metrics": True,
+        # Without it any client may call its admin routes, through the gate too.
+        "admin-api-key": f"$({ADMIN_KEY})",
     }
     return Invocation(("python3", "-m", "sglang.launch_server"), flags(given), flags(owned))
 
@@ -39,4 +41,5 @@ ENGINE = Engine(
     default_capacity=256,
     takes_budget=True,
     has_our_arithmetic=True,
+    takes_admin_key=True,
 )

@@ -55,10 +55,10 @@ def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> ModelFacts | Unre
     SizingError from the arithmetic, if the checkpoint is there and cannot be served.
     """
     if not uri.startswith(ROOT_URI):
-        return Unread(f"{uri} is not read by the operator: the worker sizes itself")
+        return Unread(f"{uri} is not read by the operator")
     directory = _inside(root, uri.removeprefix(ROOT_URI))
     if not directory.is_dir():
-        return Unread(f"the operator has no {uri}: the worker sizes itself")
+        return Unread(f"the operator has no {uri}")
     return examine(Directory(directory), dtype, on_cpu=on_cpu)
 
 

@@ -19,7 +19,7 @@ from sluice_core.model.sizing import (
 
 from ..engines import FOREIGN
 from ..reasons import Reason
-from ..spec.service import Spec
+from ..spec.service import EngineName, Spec
 from .checkpoint import ModelFacts, Unread
 
 UNREAD_CAP = 4
@@ -59,8 +59,7 @@ def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     if engine and isinstance(found, Refused):
         return _left_to_the_engine(f"{found.message} {spec.engine.name} decides")
     if isinstance(found, Unread):
-        why = Reason.HEADERS_UNAVAILABLE
-        return Fit("Unknown", why, found.message, is_pending=found.is_pending)
+        return _unread(found, spec.engine.name)
     if isinstance(found, Refused):
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
     try:
@@ -73,6 +72,15 @@ def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
         return Fit("True", Reason.FITS, memory.explain(), memory, found)
     message = f"{memory.explain()} {advice(memory, found.shape)}"
     return Fit("False", Reason.INSUFFICIENT_MEMORY, message, memory, found)
+
+
+def _unread(found: Unread, engine: EngineName) -> Fit:
+    if found.is_pending:
+        return Fit("Unknown", Reason.HEADERS_UNAVAILABLE, found.message, is_pending=True)
+    if engine in FOREIGN:
+        return _left_to_the_engine(f"{found.message}: {engine} sizes itself")
+    message = f"{found.message}: the worker sizes itself"
+    return Fit("Unknown", Reason.HEADERS_UNAVAILABLE, message)
 
 
 def _left_to_the_engine(message: str) -> Fit:

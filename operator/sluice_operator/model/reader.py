@@ -106,8 +106,7 @@ class ModelReader:
             return future.result()
         if time.monotonic() < ends_s:
             return None
-        late = f"{model.uri[:128]} is not read after {_DEADLINE_S:g} s"
-        return Unread(f"{late}: the worker sizes itself")
+        return Unread(f"{model.uri[:128]} is not read after {_DEADLINE_S:g} s")
 
     async def _token(self, service: InferenceService) -> str | Refused | None:
         """The token in the object's Secret; None without a Secret or without its key.

@@ -19,7 +19,8 @@ or belong to the operator, so the object gives no more rights than its fields do
 OWNED_FLAGS: Final = {
     "VLLM": ("--host", "--port", "--uds", "--api-key", "--max-num-seqs"),
     "SGLang": (
-        "--host", "--port", "--api-key", "--max-running-requests", "--enable-metrics",
+        "--host", "--port", "--api-key", "--admin-api-key", "--max-running-requests",
+        "--enable-metrics",
     ),
     "TGI": ("--hostname", "--port", "-p", "--api-key", "--max-concurrent-requests"),
     "LlamaCpp": (

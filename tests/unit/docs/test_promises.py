@@ -8,7 +8,7 @@ LINES = (ROOT / "docs/promises.md").read_text().splitlines()
 HEADER = ("| promise | test |", "|---|---|")
 TEST = r"`([\w/]+\.py)::(test_\w+)`"
 ROW = rf"\| .+ \| {TEST}(, {TEST})* \|"
-MOST_LINES = 80
+MOST_LINES = 95
 
 
 def test_each_promise_names_tests_that_are_there() -> None:

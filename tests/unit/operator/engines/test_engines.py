@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from sluice_operator.children import manifests
 from sluice_operator.children.pod import GRACE_MARGIN_SECONDS
 from sluice_operator.engines import FOREIGN
-from sluice_operator.model.checkpoint import Unread
+from sluice_operator.model.checkpoint import Unread, read
 from sluice_operator.model.fit import Refused, ceiling_of, judge
 from sluice_operator.settings import parse
 from sluice_operator.spec.engine_rules import OWNED_FLAGS, OWNED_VARIABLES
@@ -132,6 +133,20 @@ def test_a_gpu_of_sglang_captures_graphs_up_to_its_capacity() -> None:
     assert "--device=cpu" in _engine("SGLang")["args"]
 
 
+def test_the_gate_and_sglang_share_an_admin_key_that_is_not_the_gates_token() -> None:
+    pod = _pod("SGLang")
+    [gate], engine = pod["containers"], pod["initContainers"][-1]
+    assert "--engine-admin-key-file=/etc/sluice/admin/engine" in gate["args"]
+    assert engine["args"][-1] == "--admin-api-key=$(SLUICE_ENGINE_KEY)"
+    [variable] = [one for one in engine["env"] if one["name"] == "SLUICE_ENGINE_KEY"]
+    source = {"name": "demo-admin", "key": "engine"}
+    assert variable["valueFrom"] == {"secretKeyRef": source}
+    secret = manifests.secret(create_service(engine={"name": "SGLang"}), "token")
+    assert (secret["metadata"]["name"], set(secret["data"])) == ("demo-admin", {"token", "engine"})
+    assert secret["data"]["engine"] != secret["data"]["token"]
+    assert set(manifests.secret(create_service(), "token")["data"]) == {"token"}
+
+
 @pytest.mark.parametrize("name", sorted(OWNED_FLAGS))
 def test_the_users_arguments_win_but_not_over_what_the_gate_must_own(name: str) -> None:
     args = _engine(name, engine={"args": ["--theirs=1"]})["args"]
@@ -242,13 +257,26 @@ def test_an_unknown_architecture_is_left_to_the_engine_with_a_known_capacity(
     spec = create_service(engine={"name": name, "image": "r/e:1"}).spec
     for found in (Refused("the architecture is unknown."), Unread("the hub is away")):
         fit = judge(spec, found)
-        assert fit.status == "Unknown"
+        assert (fit.status, fit.reason) == ("Unknown", "LeftToEngine")
+        assert name in fit.message
         assert ceiling_of(spec, fit) == FOREIGN[name].default_capacity
     asked = create_service(engine={"name": name, "image": "r/e:1"}, batching={"maxNumSeqs": 7}).spec
     assert ceiling_of(asked, judge(asked, Refused("no."))) == 7
     budget = {"maxNumBatchedTokens": 16}
     small = create_service(engine={"name": "VLLM", "image": "r/e:1"}, batching=budget).spec
     assert ceiling_of(small, judge(small, Refused("no."))) == 16, "a step decodes all that run"
+
+
+def test_a_file_that_only_the_engines_image_holds_is_left_to_the_engine(tmp_path: Path) -> None:
+    found = read("file:///models/m.gguf", "auto", tmp_path, on_cpu=True)
+    fit = judge(create_service(engine={"name": "LlamaCpp"}).spec, found)
+    told = "the operator has no file:///models/m.gguf: LlamaCpp sizes itself"
+    assert (fit.status, fit.reason, fit.message) == ("Unknown", "LeftToEngine", told)
+    ours = judge(create_service().spec, found)
+    assert (ours.reason, ours.message) == (
+        "HeadersUnavailable",
+        "the operator has no file:///models/m.gguf: the worker sizes itself",
+    )
 
 
 @pytest.mark.parametrize("name", ENGINES)

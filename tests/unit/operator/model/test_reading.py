@@ -121,7 +121,7 @@ async def test_what_hangs_holds_up_readings_of_its_own_kind_only(
             monkeypatch.setattr(reader, "_MEANWHILE_S", 10.0)
             free = create_service(model__uri=f"{other}0")
             assert await Reader(free).found(free, serving=True) == CHECKPOINT
-        said = f"{hung}0 is not read after 0.05 s: the worker sizes itself"
+        said = f"{hung}0 is not read after 0.05 s"
         assert found[0] == again == Unread(said)
         assert all(isinstance(one, Unread) and not one.is_pending for one in found)
     finally:
