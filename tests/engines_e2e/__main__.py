@@ -26,10 +26,10 @@ from sluice_cluster.state import State
 CAP_IS = {"llamacpp": "gate", "vllm": "live"}
 """By engine: where the cap is held; live is inside, by our scheduler class."""
 PHASES = [
-    "warmup:closed:24:60", "capacity:closed:24:30", "low:open:0.5:40", "high:open:1.3:150",
+    "warmup:closed:12:60", "capacity:closed:12:30", "low:open:0.5:40", "high:open:1.3:150",
     "ebb:open:0.25:120", "roll:open:0.4:90",
 ]  # fmt: skip
-LOAD = ("--prompt-tokens", "32", "128", "--max-tokens", "16", "64")
+LOAD = ("--prompt-tokens", "8", "32", "--max-tokens", "8", "40")
 
 
 def show(engine: str, cluster: Cluster, out: Path) -> bool:
@@ -56,8 +56,8 @@ def show(engine: str, cluster: Cluster, out: Path) -> bool:
 def held(status: dict[str, dict[str, object]], where: str) -> Check:
     """The status says where the cap is held, and what gaps are measured on."""
     batching = status.get("batching", {})
-    detail = f"capIs: {batching.get('capIs')}, gapsFrom: {batching.get('gapsFrom')}"
-    return Check(f"the cap is held {where}", batching.get("capIs") == where, detail)
+    detail = f"capIs {batching.get('capIs')}, gapsFrom {batching.get('gapsFrom')}"
+    return Check(f"the object says capIs {where}", batching.get("capIs") == where, detail)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
