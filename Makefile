@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test rolls bench engines gpu-check demo cluster cluster-down kind-image clean
+.PHONY: setup lint unit test rolls bench engines engines-e2e gpu-check demo cluster cluster-down kind-image clean
 
 setup: .venv/.ready
 
@@ -38,6 +38,11 @@ bench: setup
 # Needs g++, 12 GB and an hour the first time.
 engines: setup
 	@PYTHONPATH=tests $(PY) -m engines $(ARGS)
+
+# Pods of vLLM-CPU and llama.cpp on the cluster, through load and a rolling update, in half an hour.
+# The images take 10 GB; ARGS="llamacpp" tries one of them.
+engines-e2e: setup cluster
+	@PYTHONPATH=tests $(PY) -m engines_e2e $(ARGS)
 
 # What a GPU does, in 8 minutes; ARGS=--rehearse tries all of it small, without one.
 gpu-check: setup

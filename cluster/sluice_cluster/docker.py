@@ -1,5 +1,7 @@
 """The part of a Docker engine: building and pushing our images, if there is one."""
 
+from pathlib import Path
+
 from sluice_cluster.settings import Paths
 from sluice_cluster.shell import run_visibly, succeeds
 
@@ -9,12 +11,12 @@ def answers() -> bool:
     return succeeds(["docker", "info"], timeout=10.0)
 
 
-def build(paths: Paths, what: str, dockerfile: str, name: str) -> None:
+def build(paths: Paths, what: str, dockerfile: str, name: str, context: Path) -> None:
     """Build one image, unless the engine has that tag."""
     if not has(name):
         command = ["docker", "build", "-t", name, "-f", dockerfile, "."]
         log = paths.logs / f"image-{what}.log"
-        run_visibly(f"{what} image", command, log, cwd=paths.repository)
+        run_visibly(f"{what} image", command, log, cwd=context)
 
 
 def push(paths: Paths, what: str, name: str) -> None:

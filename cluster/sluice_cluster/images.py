@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +23,12 @@ PAUSE_FILE = 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/p
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One of our images and what it is made of; `inputs` are globs below the repository."""
+    """An image and what it is made of; `inputs` are globs below `context`, else the repository."""
 
     name: str
     dockerfile: str
     inputs: tuple[str, ...]
+    context: Path | None = None
 
 
 COMMON = ("pyproject.toml", "constraints.txt", ".dockerignore", "core")
@@ -134,7 +136,8 @@ def _forget_older(paths: Paths, name: str) -> None:
 
 def image_key(paths: Paths, image: Image) -> str:
     """The key of everything that goes into `image`: it is the image's tag."""
-    return key_of_files(paths.repository, (image.dockerfile, *image.inputs), BASE_PACKAGES)
+    context = image.context or paths.repository
+    return key_of_files(context, (image.dockerfile, *image.inputs), BASE_PACKAGES)
 
 
 def reference(paths: Paths, image: Image, registry: str | None) -> str:
@@ -157,15 +160,15 @@ def prepare(paths: Paths) -> None:
             build(paths, image, name)
 
 
-def deliver(paths: Paths, state: State) -> dict[str, str]:
-    """Build our images whose inputs changed, and bring them to the cluster: {name: reference}."""
+def deliver(paths: Paths, state: State, images: Sequence[Image] = IMAGES) -> dict[str, str]:
+    """Build images whose inputs changed, and bring them to the cluster: {name: reference}."""
     if state.kind == "existing" and state.registry is None:
         raise ClusterError(
             "the cluster that SLUICE_KUBECONFIG names needs a registry to pull our images "
             "from: name one that it and this machine can reach in SLUICE_REGISTRY"
         )
-    references = {image.name: reference(paths, image, state.registry) for image in IMAGES}
-    for image in IMAGES:
+    references = {image.name: reference(paths, image, state.registry) for image in images}
+    for image in images:
         name = references[image.name]
         if state.kind == "local":
             _deliver_locally(paths, image, name)
@@ -193,7 +196,8 @@ def _deliver_with_docker(paths: Paths, state: State, image: Image, name: str) ->
     if state.kind == "kind" and kind.has_own_node(paths):
         _load_into_kind(paths, image, name)
         return
-    docker.build(paths, image.name, image.dockerfile, name)
+    context = image.context or paths.repository
+    docker.build(paths, image.name, image.dockerfile, name, context)
     if state.kind == "kind":
         kind.load(paths, image.name, name)
     else:
@@ -248,7 +252,7 @@ def build(paths: Paths, image: Image, name: str) -> None:
             command,
             paths.logs / f"image-{image.name}.log",
             env=_environment(),
-            cwd=paths.repository,
+            cwd=image.context or paths.repository,
         )
 
 

@@ -41,11 +41,17 @@ def say(text: str) -> None:
 
 @dataclass
 class Demo:
-    """The demo's state: where it runs, and what it saw."""
+    """The story's state: where it runs, and what it saw. `name`: of the object, and of the files.
+
+    `manifest`: the object, as YAML.
+    """
 
     kube: Kube
     root: Path
     images: Mapping[str, str]
+    name: str
+    manifest: str
+    seen: list[timeline.Check] = field(default_factory=list)
     rows: list[timeline.Row] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
     phase: str = "warmup"
@@ -80,31 +86,38 @@ class Demo:
 
     def apply(self) -> None:
         """The service of the demo, from nothing to Ready."""
-        say("\n== kubectl apply -f examples/demo.yaml")
-        self.kube.kubectl("delete", "infs", NAME, "--ignore-not-found", "--wait=true")
-        wait_for("old pods to leave", 90, lambda: True if not self.kube.pods(NAME) else None)
-        self.kube.kubectl("apply", "-f", str(self.root / "examples/demo.yaml"))
-        last = ""
+        say(f"\n== kubectl apply: the InferenceService {self.name}")
+        self.kube.kubectl("delete", "infs", self.name, "--ignore-not-found", "--wait=true")
+        wait_for("old pods to leave", 90, lambda: True if not self.kube.pods(self.name) else None)
+        self.kube.kubectl("apply", "-f", "-", stdin=self.manifest)
+        last, start = "", time.monotonic()
 
         def ready() -> Mapping[str, Any] | None:
             nonlocal last
-            now = condition(self.kube.inference_service(NAME), "Ready")
+            now = condition(self.kube.inference_service(self.name), "Ready")
             if (text := f"   Ready={now.get('status')}: {now.get('message')}") != last:
                 say(last := text)
             return now if now.get("status") == "True" else None
 
         wait_for("Ready=True", 240, ready)
+        took = f"after {time.monotonic() - start:.0f} s"
+        self.seen.append(timeline.Check("the object was Ready", True, took))
 
     def complete(self) -> None:
         """Stream a completion through the Service."""
         say("\n== a completion, streamed through the Service\n")
-        with self.kube.service_url(NAME) as url:
-            self._stream(url)
+        with self.kube.service_url(self.name) as url:
+            length = self._stream(url)
+        self.seen.append(
+            timeline.Check("it answered through the Service", length > 0, f"{length} characters")
+        )
 
-    def _stream(self, url: str) -> None:
+    def _stream(self, url: str) -> int:
+        """Show a completion as it comes; the number of its characters."""
         prompt = "def read_lines(path):\n"
-        body = {"model": NAME, "prompt": prompt, "max_tokens": 80, "stream": True,
+        body = {"model": self.name, "prompt": prompt, "max_tokens": 80, "stream": True,
                 "temperature": 0.7, "seed": 7}  # fmt: skip
+        length = 0
         sys.stdout.write("   | " + prompt.replace("\n", "\n   | "))
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
             response.raise_for_status()
@@ -113,14 +126,21 @@ class Demo:
                     text = json.loads(line[6:])["choices"][0]["text"]
                     sys.stdout.write(text.replace("\n", "\n   | "))
                     sys.stdout.flush()
+                    length += len(text)
         say("")
+        return length
 
-    def drive(self, phases: list[str]) -> None:
-        """Run the load and look at the object meanwhile, until the second pod has come and gone."""
-        say("\n== load: one pod's capacity X (closed loop), then 0.5 X, 1.3 X, 0.3 X (open loop)\n")
-        self.kube.patch("infs", NAME, {"spec": {"scaling": {"maxReplicas": 1}}})
+    def drive(self, phases: list[str], flags: Sequence[str] = ()) -> None:
+        """Run the load and look at the object meanwhile, until the second pod has come and gone.
+
+        `flags`: more of `sluice load`.
+        """
+        say("\n== load: one pod's capacity X (closed loop), then shares of X (open loop)")
+        say(f"   {' '.join(phases)}\n")
+        self.kube.patch("infs", self.name, {"spec": {"scaling": {"maxReplicas": 1}}})
         self.kube.kubectl("delete", "pod", LOAD_POD, "--ignore-not-found", "--wait=true")
-        self.kube.start_load(LOAD_POD, self.images["operator"], NAME, "--phases", *phases)
+        told = ("--phases", *phases, *flags)
+        self.kube.start_load(LOAD_POD, self.images["operator"], self.name, *told)
         self.phase = phases[0].split(":")[0]
         names = [p.split(":")[0] for p in phases]
         reader = threading.Thread(target=self._follow_load, args=(names,), daemon=True)
@@ -146,7 +166,8 @@ class Demo:
             self.stopped = e
 
     def _read_load(self, names: list[str]) -> None:
-        """Follow the load's lines; before the high load, let the service have two pods."""
+        """Follow the load's lines; before the high load, let the service have two pods, and in the
+        phase of the rollout, begin it."""
         for line in self.kube.follow("kubectl", "logs", "-f", "-n", NAMESPACE, LOAD_POD):
             record = json.loads(line) if line.startswith("{") else {}
             if "phase" not in record:
@@ -162,13 +183,25 @@ class Demo:
             # Before, the queue of the closed loop would ask for the second pod.
             if self.phase == HIGH:
                 say("   -- maxReplicas: 1 -> 2")
-                self.kube.patch("infs", NAME, {"spec": {"scaling": {"maxReplicas": 2}}})
+                self.kube.patch("infs", self.name, {"spec": {"scaling": {"maxReplicas": 2}}})
+            if self.phase == timeline.ROLL:
+                self._roll()
+
+    def _roll(self) -> None:
+        """Edit the pods' template: a variable more for the engine."""
+        say("   -- engine.env: one variable more, so every pod is replaced")
+        engine = self.kube.inference_service(self.name)["spec"]["engine"]
+        variables = [*engine.get("env", []), {"name": "ROLLED", "value": "1"}]
+        self.kube.patch("infs", self.name, {"spec": {"engine": {"env": variables}}})
 
     def look(self, start: float) -> None:
         """One row of the table."""
         try:
             seen = timeline.row(
-                time.time(), self.phase, self.kube.inference_service(NAME), self.kube.pods(NAME)
+                time.time(),
+                self.phase,
+                self.kube.inference_service(self.name),
+                self.kube.pods(self.name),
             )
         except (KubeError, json.JSONDecodeError) as e:
             say(f"   (no answer from the API server: {str(e)[:80]})")
@@ -179,25 +212,28 @@ class Demo:
     def finish(self, out: Path) -> bool:
         """Say what was seen, write the timeline, and tell whether all promises held."""
         out.mkdir(parents=True, exist_ok=True)
-        slo = self.kube.inference_service(NAME)["spec"]["slo"]
+        slo = self.kube.inference_service(self.name)["spec"]["slo"]
         ttft_ms = milliseconds(slo["timeToFirstToken"]) or 0.0
         itl_ms = milliseconds(slo["interTokenLatency"]) or 0.0
         targets_ms = {"p99_ttft_ms": ttft_ms, "p99_itl_ms": itl_ms}
-        results = timeline.checks(self.rows, self.phases, targets_ms)
+        results = [*self.seen, *timeline.checks(self.rows, self.phases, targets_ms)]
         story = timeline.as_json(self.rows, self.phases, results)
-        (out / "demo.json").write_text(json.dumps(story, indent=1))
-        timeline_png(self.rows, ttft_ms, itl_ms, out / "demo.png")
+        (out / f"{self.name}.json").write_text(json.dumps(story, indent=1))
+        timeline_png(self.rows, ttft_ms, itl_ms, self.name, out / f"{self.name}.png")
         say("\n== what was seen")
         for check in results:
             say(f"   {'yes' if check.seen else 'NO '}  {check.claim}: {check.detail}")
-        say(f"\n   timeline: {out / 'demo.png'} and {out / 'demo.json'}")
+        say(f"\n   timeline: {out / self.name}.png and .json")
+        return all(check.seen for check in results)
+
+    def invite(self) -> None:
+        """Say how the reader goes on."""
         say("   the service is still up; try:")
-        url = self.kube.routed_url(NAME)
+        url = self.kube.routed_url(self.name)
         if url is None:
             url = "http://localhost:8080"
-            say(f"   kubectl port-forward -n {NAMESPACE} service/{NAME} 8080:80 &")
+            say(f"   kubectl port-forward -n {NAMESPACE} service/{self.name} 8080:80 &")
         say(f'   curl -X POST {url}/generate -d \'{{"prompt": "import "}}\'')
-        return all(check.seen for check in results)
 
 
 def phase(text: str) -> str:
@@ -258,14 +294,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("The cluster has no images of ours yet; `make cluster` builds them.")
         return 3
     kube = Kube(Path(cluster["kubeconfig"]), Path(cluster["bin_dir"]))
-    demo = Demo(kube, args.root, images)
+    manifest = (args.root / "examples/demo.yaml").read_text()
+    demo = Demo(kube, args.root, images, NAME, manifest)
     try:
         demo.install()
         demo.refuse_too_large()
         demo.apply()
         demo.complete()
         demo.drive(args.phases)
-        return 0 if demo.finish(args.out) else 1
+        is_whole = demo.finish(args.out)
+        demo.invite()
+        return 0 if is_whole else 1
     except (KubeError, httpx.HTTPError) as e:
         say(f"\nThe demo stopped: {e}")
         return 1

@@ -11,7 +11,7 @@ SHADES = {"warmup": "#eef3f8", "capacity": "#dce9f5", "low": "#f6f6f6", "high": 
 
 
 def timeline_png(
-    rows: Sequence[Row], ttft_ms: float | None, itl_ms: float | None, path: Path
+    rows: Sequence[Row], ttft_ms: float | None, itl_ms: float | None, title: str, path: Path
 ) -> None:
     """Four panels over one time axis: arrivals, cap and batch, pods, P99 against targets."""
     start = rows[0].t_s
@@ -41,7 +41,7 @@ def timeline_png(
     for axis in axes[1:]:
         axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     _shade_phases(axes, rows, start)
-    figure.suptitle("One InferenceService: load, cap, pods, P99")
+    figure.suptitle(f"{title}: load, cap, pods, P99")
     figure.savefig(path, dpi=110)
 
 

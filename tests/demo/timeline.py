@@ -7,6 +7,8 @@ from typing import Any
 from sluice.status import milliseconds
 
 MIN_SHARE_OF_NEW_POD = 0.2
+ROLL = "roll"
+"""The phase, after all others, in which every pod is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,10 @@ def _float(value: object) -> float | None:
 
 
 def _restarts(pod: Mapping[str, Any]) -> int:
-    containers = (pod.get("status") or {}).get("containerStatuses") or []
-    return sum(int(c.get("restartCount", 0)) for c in containers)
+    """Of its containers, and of the sidecar that another engine runs in."""
+    status = pod.get("status") or {}
+    kinds = ("containerStatuses", "initContainerStatuses")
+    return sum(int(c.get("restartCount", 0)) for kind in kinds for c in status.get(kind) or [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +148,27 @@ def shared(phases: Sequence[Mapping[str, Any]]) -> Check:
 
 
 def scaled_in(rows: Sequence[Row]) -> Check:
-    """After two ready pods there was one again, and its leaving pod is gone."""
+    """After two ready pods there was one again, and its leaving pod is gone, before any rollout."""
+    rows = rows[: _rollout(rows)]
     last = rows[-1] if rows else None
     seen = any(r.ready >= 2 for r in rows) and last is not None and len(last.pods) == 1
     return Check(
         "the second pod was drained and left", seen, f"{len(last.pods) if last else 0} pod"
     )
+
+
+def _rollout(rows: Sequence[Row]) -> int:
+    """The index of the first row of the rollout, else their number."""
+    return next((i for i, r in enumerate(rows) if r.phase == ROLL), len(rows))
+
+
+def rolled(rows: Sequence[Row]) -> Check:
+    """While the load went on, the pods of the rollout's begin were replaced by ready ones."""
+    rows = rows[_rollout(rows) :]
+    new = [r for r in rows if r.ready and r.pods and not set(r.pods) & set(rows[0].pods)]
+    seen = bool(new) and new[0].phase == ROLL
+    detail = f"{new[0].t_s - rows[0].t_s:.0f} s after the edit" if new else "never"
+    return Check("a rolling update replaced the pods under load", seen, detail)
 
 
 def nothing_lost(phases: Sequence[Mapping[str, Any]]) -> Check:
@@ -165,9 +184,10 @@ def checks(
     rows: Sequence[Row], phases: Sequence[Mapping[str, Any]], targets_ms: Mapping[str, float]
 ) -> list[Check]:
     """All promises of the story; `targets_ms` as `broken` has them."""
+    rollouts = [rolled(rows)] if any(p["phase"] == ROLL for p in phases) else []
     return [
         raised_live(rows), broken(rows, phases, targets_ms), scaled_out(rows), shared(phases),
-        scaled_in(rows), nothing_lost(phases),
+        scaled_in(rows), *rollouts, nothing_lost(phases),
     ]  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def write(runs: list[Run]) -> None:
     }  # fmt: skip
     (OUT / "fixed_caps.json").write_text(json.dumps(found, indent=1))
     rows = [row for run in runs for row in run.rows]
-    timeline_png(rows, TTFT_MS, ITL_MS, OUT / "fixed_caps.png")
+    timeline_png(rows, TTFT_MS, ITL_MS, "Against fixed caps", OUT / "fixed_caps.png")
     print(f"\n{processor()}")
     print(text_table([HEADER, *(run.cells() for run in runs)]), flush=True)
 

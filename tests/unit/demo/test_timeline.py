@@ -7,11 +7,11 @@ import pytest
 from demo import timeline
 from demo.timeline import Row
 
-A, B = "uid-a", "uid-b"
+A, B, C = "uid-a", "uid-b", "uid-c"
 
 
 def row(t: float, phase: str, cap: int, ready: int, verdict: str = "Hold", **pods: int) -> Row:
-    names = {"a": A, "b": B}
+    names = {"a": A, "b": B, "c": C}
     return Row(
         t_s=t,
         phase=phase,
@@ -103,3 +103,40 @@ def test_worst_verdict_of_the_targets_is_shown() -> None:
     }
     seen = timeline.row(0.0, "high", {"status": {"slo": slo}}, [])
     assert (seen.verdict, seen.ttft_p99_ms, seen.itl_p99_ms) == ("Breach", 1500.0, 31.0)
+
+
+ROLL = [
+    *STORY,
+    row(70, "roll", 8, 1, a=0),
+    row(80, "roll", 8, 2, a=0, c=0),
+    row(90, "roll", 8, 1, c=0),
+]
+
+
+def test_rollout_under_load_is_seen_and_the_second_pod_left_before_it() -> None:
+    phases = [*PHASES, phase("roll", 40, {"p": 20, "r": 20})]
+    told = timeline.checks(ROLL, phases, TARGETS)
+    assert len(told) == 7
+    assert [c.claim for c in told if not c.seen] == []
+
+
+def test_rollout_that_ends_after_the_load_is_not_seen() -> None:
+    late = [*ROLL[:-1], replace(ROLL[-1], phase="idle")]
+    assert not timeline.rolled(late).seen
+
+
+def test_old_pod_that_stays_is_no_rollout() -> None:
+    assert not timeline.rolled(ROLL[:-1]).seen
+
+
+def test_second_pod_that_leaves_with_the_rollout_was_not_drained_by_the_ebb() -> None:
+    assert not timeline.scaled_in([r for r in ROLL if r.phase != "ebb"]).seen
+
+
+def test_restart_of_a_sidecar_counts() -> None:
+    sidecar = {
+        "containerStatuses": [{"restartCount": 0}],
+        "initContainerStatuses": [{"restartCount": 2}],
+    }
+    seen = timeline.row(0, "low", {}, [{"metadata": {"uid": A}, "status": sidecar}])
+    assert seen.pods == {A: 2}
