@@ -20,7 +20,8 @@ def _vllm(folder: Path) -> None:
     pins = (LOCKS / "vllm.txt").read_text()
     (folder / "requirements.txt").write_text(f"{pins}{VLLM_WHEEL}\n")
     checkpoint = _checkpoint()
-    shutil.copytree(checkpoint, folder / checkpoint.name)
+    # Not with their modes: the pod's user must read them.
+    shutil.copytree(checkpoint, folder / checkpoint.name, copy_function=shutil.copyfile)
 
 
 def _checkpoint() -> Path:
