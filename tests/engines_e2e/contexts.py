@@ -20,8 +20,7 @@ def _vllm(folder: Path) -> None:
     pins = (LOCKS / "vllm.txt").read_text()
     (folder / "requirements.txt").write_text(f"{pins}{VLLM_WHEEL}\n")
     checkpoint = _checkpoint()
-    # Not with their modes: the pod's user must read them.
-    shutil.copytree(checkpoint, folder / checkpoint.name, copy_function=shutil.copyfile)
+    shutil.copytree(checkpoint, folder / checkpoint.name)
 
 
 def _checkpoint() -> Path:
