@@ -42,7 +42,7 @@ engines: setup
 # Pods of vLLM-CPU and llama.cpp on the cluster, through load and a rolling update, in half an hour.
 # The images take 20 GB of disk; ARGS="llamacpp" tries one of them.
 engines-e2e: setup cluster
-	@PYTHONPATH=tests $(PY) -m engines_e2e $(ARGS)
+	@PYTHONPATH=cluster:tests $(PY) -m engines_e2e $(ARGS)
 
 # What a GPU does, in 8 minutes; ARGS=--rehearse tries all of it small, without one.
 gpu-check: setup

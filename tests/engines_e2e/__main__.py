@@ -1,6 +1,6 @@
 """`make engines-e2e`: other engines under the same operator, on the cluster that is up.
 
-    PYTHONPATH=tests .venv/bin/python -m engines_e2e vllm llamacpp
+    PYTHONPATH=cluster:tests .venv/bin/python -m engines_e2e vllm llamacpp
 
 Each engine gets an image for CPUs and an object, and its pods live through the demo's load and a
 rolling update. It writes a timeline as PNG and JSON. Exit 0 only if all was seen.
