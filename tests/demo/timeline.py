@@ -163,9 +163,11 @@ def _rollout(rows: Sequence[Row]) -> int:
 
 
 def rolled(rows: Sequence[Row]) -> Check:
-    """While the load went on, the pods of the rollout's begin were replaced by ready ones."""
-    rows = rows[_rollout(rows) :]
-    new = [r for r in rows if r.ready and r.pods and not set(r.pods) & set(rows[0].pods)]
+    """While the load went on, the pods from before the rollout were replaced by ready ones."""
+    start = _rollout(rows)
+    old = set(rows[start - 1].pods) if start else set()
+    rows = rows[start:]
+    new = [r for r in rows if r.ready and r.pods and not old & set(r.pods)]
     seen = bool(new) and new[0].phase == ROLL
     detail = f"{new[0].t_s - rows[0].t_s:.0f} s after the edit" if new else "never"
     return Check("a rolling update replaced the pods under load", seen, detail)

@@ -120,6 +120,10 @@ def test_rollout_under_load_is_seen_and_the_second_pod_left_before_it() -> None:
     assert [c.claim for c in told if not c.seen] == []
 
 
+def test_first_look_at_a_rollout_may_find_its_new_pod_there() -> None:
+    assert timeline.rolled([*STORY, *ROLL[-2:]]).seen
+
+
 def test_rollout_that_ends_after_the_load_is_not_seen() -> None:
     late = [*ROLL[:-1], replace(ROLL[-1], phase="idle")]
     assert not timeline.rolled(late).seen
