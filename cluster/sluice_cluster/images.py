@@ -134,10 +134,13 @@ def _forget_older(paths: Paths, name: str) -> None:
         run([*_ctr(paths), "images", "remove", older])
 
 
+def _context(paths: Paths, image: Image) -> Path:
+    return image.context or paths.repository
+
+
 def image_key(paths: Paths, image: Image) -> str:
     """The key of everything that goes into `image`: it is the image's tag."""
-    context = image.context or paths.repository
-    return key_of_files(context, (image.dockerfile, *image.inputs), BASE_PACKAGES)
+    return key_of_files(_context(paths, image), (image.dockerfile, *image.inputs), BASE_PACKAGES)
 
 
 def reference(paths: Paths, image: Image, registry: str | None) -> str:
@@ -196,8 +199,7 @@ def _deliver_with_docker(paths: Paths, state: State, image: Image, name: str) ->
     if state.kind == "kind" and kind.has_own_node(paths):
         _load_into_kind(paths, image, name)
         return
-    context = image.context or paths.repository
-    docker.build(paths, image.name, image.dockerfile, name, context)
+    docker.build(paths, image.name, image.dockerfile, name, _context(paths, image))
     if state.kind == "kind":
         kind.load(paths, image.name, name)
     else:
@@ -252,7 +254,7 @@ def build(paths: Paths, image: Image, name: str) -> None:
             command,
             paths.logs / f"image-{image.name}.log",
             env=_environment(),
-            cwd=image.context or paths.repository,
+            cwd=_context(paths, image),
         )
 
 

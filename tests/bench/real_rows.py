@@ -1,6 +1,6 @@
 """Targets, traces and figures of `real_caps`. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from random import Random
@@ -147,6 +147,11 @@ def best_fixed(rows: Sequence[Row], trace: str) -> str | None:
     """The oracle: the fixed cap whose median is best in hindsight; None where none was run."""
     found = by_contender(rows, trace)
     found.pop(OURS, None)
+    return next(iter(ranked(found)), None)
+
+
+def ranked(found: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Contenders, the best one first: by the medians of smooth share, good share, CPU-seconds."""
 
     def quality(name: str) -> tuple[float, ...]:
         done = found[name]
@@ -156,7 +161,7 @@ def best_fixed(rows: Sequence[Row], trace: str) -> str | None:
             -median(row.cpu_s for row in done),
         )
 
-    return max(found, key=quality, default=None)
+    return sorted(found, key=quality, reverse=True)
 
 
 def table(rows: Sequence[Row]) -> str:

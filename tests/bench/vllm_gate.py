@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count as numbers
 from itertools import product
@@ -75,11 +75,9 @@ class Servers:
             self.by_budget[budget] = self.stack.enter_context(started)
         return self.by_budget[budget]
 
-    @contextmanager
-    def gate(self, engine: Engine, *flags: str) -> Iterator[Worker]:
+    def gate(self, engine: Engine, *flags: str) -> AbstractContextManager[Worker]:
         """A fresh one."""
-        with running_gate(engine, self._own(), "--max-num-seqs", str(MOST_SEQS), *flags) as gate:
-            yield gate
+        return running_gate(engine, self._own(), "--max-num-seqs", str(MOST_SEQS), *flags)
 
     @contextmanager
     def steered(self, *flags: str) -> Iterator[tuple[Engine, Worker]]:
@@ -168,7 +166,8 @@ def _cpu_s(pids: Sequence[int]) -> float:
 
 
 async def measure(given: argparse.Namespace, told: dict[str, object]) -> list[Row]:
-    """The short runs of all pairs, then the long ones; `told` gets all rows after each."""
+    """The short runs of all pairs, then the long ones, which are returned. `told` and all rows are
+    written after each."""
     rng, screened, rows = Random(given.seed), list[Row](), list[Row]()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         async with create_client() as client:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.real_picture import MARK, SHADES, shares
-from bench.real_rows import Row, by_contender, runs, spread, table_of
+from bench.real_rows import Row, by_contender, ranked, runs, spread, table_of
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,18 +14,9 @@ STOCK, GATE, INNER = "stock", "gate", "gate + inner"
 
 
 def best(rows: Sequence[Row], trace: str, num: int) -> list[str]:
-    """The pairs C/B whose medians are best in hindsight: smooth share, good share, CPU-seconds."""
-    found = {name: done for name, done in by_contender(rows, trace).items() if "/" in name}
-
-    def quality(name: str) -> tuple[float, ...]:
-        done = found[name]
-        return (
-            median(row.smooth_share for row in done),
-            median(row.good_share for row in done),
-            -median(row.cpu_s for row in done),
-        )
-
-    return sorted(found, key=quality, reverse=True)[:num]
+    """The pairs C/B that are best in hindsight."""
+    found = by_contender(rows, trace)
+    return ranked({name: done for name, done in found.items() if "/" in name})[:num]
 
 
 def table(rows: Sequence[Row]) -> str:
