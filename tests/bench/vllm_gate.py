@@ -12,7 +12,7 @@ all meet the same prompts. Contenders:
 - `gate + inner`: the same with `sluice_vllm.Scheduler`, in a fresh vLLM.
 
 First each pair C/B has one short run. The best ones of each trace then meet the others, in an order
-that is drawn, at the load and the target that vLLM was measured to allow in that repeat.
+that is drawn, at the load and the target that vLLM was measured to allow just before.
 """
 
 import argparse
@@ -55,6 +55,8 @@ LENGTHS = Lengths(400, 80)
 STOCK_BUDGET, MOST_SEQS = 2048, 128
 """The defaults of vLLM-CPU's server (`vllm/engine/arg_utils.py`, `get_batch_defaults`)."""
 NO_CACHE = ("--no-enable-prefix-caching",)
+STEADY = (STOCK, GATE, INNER)
+"""Those that are not screened."""
 STEERED = ("--scheduler-cls", "sluice_vllm.Scheduler", *NO_CACHE)
 
 
@@ -175,14 +177,15 @@ async def measure(given: argparse.Namespace, told: dict[str, object]) -> list[Ro
             found = await bench.setting()
             print(f"{found.per_s:.2f} requests/s, {found.targets.itl_ms:g} ms are due", flush=True)
             pairs = [f"{cap}/{budget}" for budget, cap in product(given.budgets, given.caps)]
+            pairs = pairs if given.best else []
             for trace, pair in product(given.traces, pairs):
                 screened.append(await bench.run(trace, pair, 0, found, given.screen_seconds))
                 _tell(screened[-1])
                 _keep(given.out, told, screened, rows)
             for repeat, trace in product(range(given.repeats), given.traces):
-                if repeat and trace == given.traces[0]:
+                if rows:
                     found = await bench.setting()
-                named = [STOCK, *best(screened, trace, given.best), GATE, INNER]
+                named = [*best(screened, trace, given.best), *given.contenders]
                 for name in rng.sample(named, len(named)):
                     rows.append(await bench.run(trace, name, repeat, found, given.seconds))
                     _tell(rows[-1])
@@ -218,7 +221,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--budgets", type=count, nargs="+", default=[64, 256, STOCK_BUDGET])
     parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
     parser.add_argument("--screen-seconds", type=float, default=15.0, help="of a pair's short run")
-    parser.add_argument("--best", type=count, default=2, help="pairs of a trace that go on")
+    parser.add_argument("--best", type=int, default=2, help="pairs of a trace that go on, or 0")
+    parser.add_argument("--contenders", nargs="+", default=list(STEADY), choices=STEADY)
     parser.add_argument("--seconds", type=float, default=45.0, help="of a trace")
     parser.add_argument("--ttft-ms", type=float, default=2000.0)
     parser.add_argument(

@@ -9,6 +9,7 @@ from bench.real_picture import MARK, SHADES, shares
 from bench.real_rows import Row, by_contender, ranked, runs, spread, table_of
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 STOCK, GATE, INNER = "stock", "gate", "gate + inner"
 
@@ -101,6 +102,9 @@ def _gaps_of(axis: Axes, found: dict[str, list[Row]]) -> None:
         axis.hlines(median(row.itl_target_ms for row in done), place - 0.4, place + 0.4, "k", "--")
     axis.set_xticks(range(len(found)), list(found), rotation=30)
     axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
 
 
 def _caps_of(axis: Axes, rows: Sequence[Row], trace: str) -> None:
