@@ -3,8 +3,7 @@
     PYTHONPATH=tests .venv/bin/python -m bench.gate_cost --engine vllm --out build/gate.json
 
 For each number of clients: first tokens (P50, P99), tokens/s, the gate's CPU time for a chunk, and
-its memory. Each figure of the gate is beside the engine's own of the same round. CPU time includes
-what an idle gate takes, which is measured before.
+its memory. Each figure of the gate is beside the engine's own of the same round.
 """
 
 import argparse
@@ -126,10 +125,6 @@ async def run(given: argparse.Namespace) -> dict[str, object]:
         running_gate(engine, Path(directory) / "gate") as gate,
     ):
         await loop(engine.url, CAPACITY, given.seconds / 2, -1)  # warm up
-        before_s = sum(tree(gate.process.pid).values())
-        await asyncio.sleep(given.seconds)
-        idle_ms = 1e3 * (sum(tree(gate.process.pid).values()) - before_s) / given.seconds
-        found["idle_cpu_ms_per_s"] = round(idle_ms, 1)
         for clients in given.clients:
             rows = await measured(engine.url, gate, clients, given)
             found[str(clients)] = {"median, least, most": compared(rows), "runs": rows}

@@ -45,7 +45,7 @@ from research.generate import TRACES, Lengths
 from sluice.bench import caps
 from sluice.machine import processor
 from sluice.measure.client import Shape
-from sluice.numbers import count
+from sluice.numbers import at_least, count
 from sluice_operator.pods.scrape import create_client
 
 KIND = KINDS["vllm"]
@@ -177,8 +177,7 @@ async def measure(given: argparse.Namespace, told: dict[str, object]) -> list[Ro
             found = await bench.setting()
             print(f"{found.per_s:.2f} requests/s, {found.targets.itl_ms:g} ms are due", flush=True)
             pairs = [f"{cap}/{budget}" for budget, cap in product(given.budgets, given.caps)]
-            pairs = pairs if given.best else []
-            for trace, pair in product(given.traces, pairs):
+            for trace, pair in product(given.traces, pairs if given.best else []):
                 screened.append(await bench.run(trace, pair, 0, found, given.screen_seconds))
                 _tell(screened[-1])
                 _keep(given.out, told, screened, rows)
@@ -221,7 +220,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--budgets", type=count, nargs="+", default=[64, 256, STOCK_BUDGET])
     parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
     parser.add_argument("--screen-seconds", type=float, default=15.0, help="of a pair's short run")
-    parser.add_argument("--best", type=int, default=2, help="pairs of a trace that go on, or 0")
+    parser.add_argument(
+        "--best", type=at_least(0), default=2, help="pairs of a trace that go on, or 0"
+    )
     parser.add_argument("--contenders", nargs="+", default=list(STEADY), choices=STEADY)
     parser.add_argument("--seconds", type=float, default=45.0, help="of a trace")
     parser.add_argument("--ttft-ms", type=float, default=2000.0)

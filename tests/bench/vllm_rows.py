@@ -9,7 +9,7 @@ from bench.real_picture import MARK, SHADES, shares
 from bench.real_rows import Row, by_contender, ranked, runs, spread, table_of
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from sluice.measure.plot import log_scale
 
 STOCK, GATE, INNER = "stock", "gate", "gate + inner"
 
@@ -101,9 +101,7 @@ def _gaps_of(axis: Axes, found: dict[str, list[Row]]) -> None:
         axis.plot([place] * len(values), values, ".", color=MARK, markersize=4)
         axis.hlines(median(row.itl_target_ms for row in done), place - 0.4, place + 0.4, "k", "--")
     axis.set_xticks(range(len(found)), list(found), rotation=30)
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter("{x:g}")
+    log_scale(axis)
     axis.minorticks_off()
 
 

@@ -32,9 +32,7 @@ def caps_png(result: Mapping[str, Any], path: Path) -> None:
         if name.removesuffix("_ms") in points[0]["over"]:
             target = points[0]["over"][name.removesuffix("_ms")]["target_ms"]
             axis.axhline(target, color=colour, linestyle="--", linewidth=0.8, label="target")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.yaxis.set_major_formatter("{x:g}")
+        log_scale(axis)
         axis.set_ylabel("ms")
     batches = [p["effective_batch"] or float("nan") for p in points]
     batch.plot(caps, batches, "o-", color="#e08214", label="tokens of a step")
@@ -47,6 +45,13 @@ def caps_png(result: Mapping[str, Any], path: Path) -> None:
     figure.supxlabel("max_num_seqs (band: recommended; dotted line: knee)")
     figure.suptitle(f"{result['model']}: the same bursts at each cap")
     figure.savefig(path, dpi=110)
+
+
+def log_scale(axis: Axes) -> None:
+    """A logarithmic y axis with plain numbers at 1, 2 and 5 of each decade."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter("{x:g}")
 
 
 def _mark_caps(axis: Axes, result: Mapping[str, Any]) -> None:
