@@ -19,7 +19,7 @@ from random import Random
 
 import aiohttp
 from bench.peers.checkpoint import CACHE
-from bench.peers.processes import tree, unwind_on_sigterm
+from bench.peers.processes import cpu_seconds, unwind_on_sigterm
 from bench.peers.traces import VOCAB_SIZE
 from bench.peers.variants import MODEL_NAME
 from engines.launchers import CAPACITY, KINDS, running_engine, running_gate
@@ -76,9 +76,9 @@ async def measured(
     for repeat in range(given.repeats):
         ways = [("alone", engine_url), ("gate", gate.url)]
         for way, url in ways if repeat % 2 else reversed(ways):
-            before_s = sum(tree(gate.process.pid).values())
+            before_s = cpu_seconds(gate.process.pid)
             outcomes, took_s = await loop(url, clients, given.seconds, repeat)
-            cpu_s = sum(tree(gate.process.pid).values()) - before_s
+            cpu_s = cpu_seconds(gate.process.pid) - before_s
             row: dict[str, object] = {"clients": clients, "repeat": repeat, "way": way}
             row |= figures(outcomes, took_s)
             if way == "gate":

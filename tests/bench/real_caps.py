@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpx
 from bench.peers.checkpoint import CACHE, MODELS, write
-from bench.peers.processes import tree
+from bench.peers.processes import cpu_seconds
 from bench.peers.traces import VOCAB_SIZE
 from bench.real_picture import real_png
 from bench.real_rows import (
@@ -227,9 +227,9 @@ async def measured(
     worker: Worker, replaying: Awaitable[Sequence[Outcome | None]]
 ) -> tuple[Sequence[Outcome | None], float, float]:
     """What came of it, its seconds, and the CPU-seconds of the worker's processes meanwhile."""
-    before_s, start = sum(tree(worker.process.pid).values()), time.monotonic()
+    before_s, start = cpu_seconds(worker.process.pid), time.monotonic()
     outcomes = await replaying
-    return outcomes, time.monotonic() - start, sum(tree(worker.process.pid).values()) - before_s
+    return outcomes, time.monotonic() - start, cpu_seconds(worker.process.pid) - before_s
 
 
 async def contend(

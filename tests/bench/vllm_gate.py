@@ -31,7 +31,7 @@ from pathlib import Path
 from random import Random
 
 import httpx
-from bench.peers.processes import tree, unwind_on_sigterm
+from bench.peers.processes import cpu_seconds, unwind_on_sigterm
 from bench.peers.traces import VOCAB_SIZE
 from bench.peers.variants import MODEL_NAME
 from bench.peers.versions import version_of
@@ -153,18 +153,14 @@ class Bench:
             admin.begin()
         tuning = admin and name in (GATE, INNER) and asyncio.create_task(admin.tune(found.targets))
         pids = [engine.process.pid, *([gate.process.pid] if gate else [])]
-        before_s, start = _cpu_s(pids), time.monotonic()
+        before_s, start = sum(map(cpu_seconds, pids)), time.monotonic()
         outcomes = await replay(url, requests, seed + 1, SHAPE)
-        took_s, cpu_s = time.monotonic() - start, _cpu_s(pids) - before_s
+        took_s, cpu_s = time.monotonic() - start, sum(map(cpu_seconds, pids)) - before_s
         if tuning and not tuning.cancel():
             tuning.result()  # it ended by itself: with an error
         path = admin.path if admin else [(0.0, MOST_SEQS)]
         told = (outcomes, found.targets, took_s, cpu_s, path, found.per_s)
         return make_row(trace, name, repeat, *told)
-
-
-def _cpu_s(pids: Sequence[int]) -> float:
-    return sum(sum(tree(pid).values()) for pid in pids)
 
 
 async def measure(given: argparse.Namespace, told: dict[str, object]) -> list[Row]:

@@ -42,6 +42,11 @@ def tree(root: int) -> dict[int, float]:
     return {pid: stat[1] for pid in members if (stat := seen.get(pid))}
 
 
+def cpu_seconds(root: int) -> float:
+    """CPU-seconds of `root` and all below it."""
+    return sum(tree(root).values())
+
+
 def cpu_time(root: int, engine_mark: str) -> CpuTime:
     """CPU time below `root`; the engine's processes have `engine_mark` in their command."""
     seconds = tree(root)
