@@ -41,7 +41,6 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 def findings(rows: Sequence[Row]) -> Iterator[str]:
     """A sentence for each comparison, each of runs of one repeat: median, least and most."""
     for trace in dict.fromkeys(row.trace for row in rows):
-        pair = (best(rows, trace, 1) or [""])[0]
 
         def each(ours: str, other: str, of: Callable[[Row, Row], float], trace: str = trace) -> str:
             found = {row.repeat: row for row in runs(rows, trace, other)}
@@ -51,10 +50,13 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
         def smooth(row: Row, other: Row) -> float:
             return row.smooth_share / other.smooth_share if other.smooth_share else nan
 
+        of_pair = "".join(
+            f"{each(INNER, pair, smooth)} times the smooth share of {pair}, the best fixed pair; "
+            for pair in best(rows, trace, 1)
+        )
         yield (
-            f"{trace}: {INNER} has {each(INNER, pair, smooth)} times the smooth share of {pair}, "
-            f"the best fixed pair; {each(INNER, STOCK, _gaps)} times stock's P99 between tokens at "
-            f"{each(INNER, STOCK, _tokens)} of its tokens/s. {GATE} has "
+            f"{trace}: {INNER} has {of_pair}{each(INNER, STOCK, _gaps)} times stock's P99 between "
+            f"tokens at {each(INNER, STOCK, _tokens)} of its tokens/s. {GATE} has "
             f"{each(GATE, STOCK, _points)} points of smooth requests more than stock, "
             f"{each(GATE, STOCK, _good_points)} of good ones."
         )
