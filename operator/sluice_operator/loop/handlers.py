@@ -34,6 +34,8 @@ _OF_A_LIST = 10
 """Objects in one page of a list of kopf's: each may be some MiB, and it lists all kinds at once."""
 _WORKER_IDLE_S = 0.2
 """Seconds for which kopf's worker of an object keeps what it last saw of it."""
+_WATCH = "watcher for "
+"""kopf's names of the tasks that watch begin so."""
 
 
 @dataclass(slots=True)
@@ -125,7 +127,16 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
+        _end_watches()
         await operator.stop()
+
+
+def _end_watches() -> None:
+    """One watch has failed, and the others may still run. Once kopf has closed its session they
+    would wait for new credentials, and may then survive kopf's own cancellation for ten minutes."""
+    for task in asyncio.all_tasks():
+        if task.get_name().startswith(_WATCH):
+            task.cancel()
 
 
 async def connect(operator: Operator) -> Dependencies:
