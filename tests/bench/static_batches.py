@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
-from pathlib import Path
 from statistics import median, quantiles
 
 import aiohttp
+from bench.peers.processes import cpu_seconds
 from bench.serving import NAME, VOCAB_SIZE, serving
 from integration.worker_process import Worker
 from sluice.machine import processor
@@ -31,20 +30,14 @@ FLAGS = ("--dtype=float32", "--max-num-seqs=32", "--num-gpu-blocks-override=512"
 OUTPUTS = ((64, 64), (32, 96), (8, 128))
 
 
-def cpu_s(worker: Worker) -> float:
-    """CPU seconds of its engine process so far."""
-    words = Path(f"/proc/{worker.engine_pid()}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
 async def wave(
     session: aiohttp.ClientSession, worker: Worker, bodies: list[dict[str, object]]
 ) -> tuple[list[Outcome], float, Counters]:
     """Answers, CPU seconds of the engine, and the counters after them."""
-    start = cpu_s(worker)
+    start = cpu_seconds(worker.engine_pid())
     url = worker.url + COMPLETIONS
     outcomes = await asyncio.gather(*(request(session, url, b, max_retries=0) for b in bodies))
-    seconds = cpu_s(worker) - start
+    seconds = cpu_seconds(worker.engine_pid()) - start
     counters = await scrape(session, worker.admin_url, CHUNK)
     assert counters is not None
     assert all(outcome.is_ok for outcome in outcomes)
