@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError, UnsupportedParameter
-from sluice_frontend.openai.deadlines import Deadlines
+from sluice_core.work import Deadlines, Work
 
 Framing = Literal["sse", "ndjson", "none"]
 """How events of a streamed answer are told apart; "none" for an answer in one piece."""
@@ -83,10 +83,10 @@ class Asked:
     priority: int
     deadlines: Deadlines
 
-    @property
-    def num_sequences(self) -> int:
-        """Places that it takes in the engine."""
-        return len(self.prompts) * self.n
+    def work(self, size: "TokenSize", client: str) -> Work:
+        """The same with estimated tokens, for the share of `client`."""
+        tokens = tuple(size.tokens(num) for num in self.prompts)
+        return Work(tokens, self.n, self.is_stream, self.deadlines, self.priority, client)
 
 
 class _Body(Struct):

@@ -4,11 +4,12 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from sluice_core.errors import SluiceError
 from sluice_core.ordering import Pace
 from sluice_core.wire import EngineLimits, Ready, Snapshot
+from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 
 from .asked import Asked
@@ -53,8 +54,8 @@ class GateBackend:
 
     # -- requests
 
-    def open(self, asked: Asked, tokens: Sequence[int], arrival_s: float) -> Flight:
-        """Let a request in, to the queue; `tokens`: of each prompt."""
+    def open(self, asked: Asked, work: Work, arrival_s: float) -> Flight:
+        """Let a request in, to the queue."""
         loop, recorder, now_s = (
             asyncio.get_running_loop(),
             self._ledger().recorder,
@@ -62,17 +63,15 @@ class GateBackend:
         )
         timers = [
             recorder.arrive(
-                str(next(self._ids)), arrival_s, now_s, num, asked.deadlines.ttft_ms,
-                asked.priority, is_another=another > 0,
+                str(next(self._ids)), arrival_s, now_s, num, work.deadlines.ttft_ms,
+                work.priority, is_another=another > 0,
             )
-            for num in tokens
-            for another in range(asked.n)
+            for num in work.prompts
+            for another in range(work.n)
         ]  # fmt: skip
         for timer in timers:
             timer.group = timers[0].group
-        flight = Flight(
-            asked, tokens, arrival_s, timers, loop.create_future(), loop.create_future()
-        )
+        flight = Flight(asked, work, arrival_s, timers, loop.create_future(), loop.create_future())
         self._flights |= dict.fromkeys((timer.request_id for timer in timers), flight)
         self.queue.add(flight)
         self.pump()
@@ -89,17 +88,17 @@ class GateBackend:
         if gap_s is not None:
             self.outside.gap(1e3 * gap_s, books.running, now_s)
         elif books.num_prefilling < before and flight.admitted_s is not None:
-            tick.prefill_tokens += int(flight.work)
-            if len(flight.tokens) == 1:
+            tick.prefill_tokens += flight.prompt_tokens
+            if len(flight.work.prompts) == 1:
                 prefill_ms = 1e3 * (now_s - flight.admitted_s)
-                self.outside.prefill(prefill_ms, flight.work, books.running - 1, now_s)
+                self.outside.prefill(prefill_ms, flight.prompt_tokens, books.running - 1, now_s)
 
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
-        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.asked.is_stream
+        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.work.is_stream
         if is_unseen:
             tick.generated_tokens += num_tokens or 0
-            tick.prefill_tokens += int(flight.work)
+            tick.prefill_tokens += flight.prompt_tokens
         for timer in flight.timers:
             if is_unseen:
                 timer.num_tokens = (num_tokens or 0) // flight.num_sequences
@@ -138,7 +137,7 @@ class GateBackend:
             flight.admitted_s = now_s
             recorder.admit((timer.request_id for timer in flight.timers), now_s)
             self.books.num_prefilling += flight.is_prefilling
-            if not flight.asked.is_stream:
+            if not flight.work.is_stream:
                 for timer in flight.timers:
                     recorder.unseen(timer)
             if not flight.turn.done():
@@ -188,7 +187,7 @@ class GateBackend:
         """True if chunks are due, or the engine's own counter of tokens must move."""
         if self.load.tokens is not None:
             return self.queue.running > 0
-        return any(f.admitted_s is not None and f.asked.is_stream for f in self.flights)
+        return any(f.admitted_s is not None and f.work.is_stream for f in self.flights)
 
     def _pace(self, num_free: int) -> Pace:
         recorder, cap = self._ledger().recorder, self.queue.limits.max_num_seqs

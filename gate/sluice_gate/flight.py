@@ -4,12 +4,12 @@
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice_core.contract import AT_CAP_SHARE, GapsFrom
 from sluice_core.errors import SluiceError
 from sluice_core.wire import FirstToken, TokenOut
+from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.recorder import RequestTimer
 
@@ -21,14 +21,14 @@ EACH_SHARE = 0.05
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request. `tokens`: estimated, of each prompt. `turn`: set when it may go to the engine,
+    """A request. `turn`: set when it may go to the engine,
     or to the error that ends it. `stop`: set when it must end although it has gone there.
 
     `met_lack`: the engine told of a lack of memory while its prompt was computed.
     """
 
     asked: Asked
-    tokens: Sequence[int]
+    work: Work
     arrival_s: float
     timers: list[RequestTimer]
     turn: asyncio.Future[None]
@@ -43,15 +43,15 @@ class Flight:
         return len(self.timers)
 
     @property
-    def work(self) -> float:
-        """Prompt tokens to compute."""
-        return float(sum(self.tokens))
+    def prompt_tokens(self) -> int:
+        """To compute; those of one prompt are computed once."""
+        return sum(self.work.prompts)
 
     @property
     def is_prefilling(self) -> bool:
         """True between its admission and its first token, if that can be seen."""
         is_under_way = self.admitted_s is not None and not self.is_over
-        return is_under_way and self.asked.is_stream and not self.first_seen
+        return is_under_way and self.work.is_stream and not self.first_seen
 
     def end(self, error: SluiceError) -> None:
         """End it with `error`, wherever it is."""

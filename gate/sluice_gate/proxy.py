@@ -87,16 +87,9 @@ class Proxy:
         if self._backend.is_away:
             raise self._admission.refused(NotReady(AWAY, retry_after_s=1))
         asked = read(path, body, headers, self._engine)
-        tokens = [self._size.tokens(num) for num in asked.prompts]
-        self._admission.admit_sized(
-            deadlines=asked.deadlines,
-            priority=asked.priority,
-            n=asked.n,
-            prompts=tokens,
-            ceiling=ceiling,
-            arrival_s=arrival_s,
-        )
-        return self._backend.open(asked, tokens, arrival_s)
+        work = asked.work(self._size, client="")
+        self._admission.admit_sized(work, ceiling, arrival_s)
+        return self._backend.open(asked, work, arrival_s)
 
     async def _serve(self, flight: Flight, answer: "Answer", body: bytes) -> None:
         await flight.turn

@@ -28,10 +28,10 @@ class Queue:
         self._line: Line[Flight] = Line(self._terms)
 
     def _terms(self, flight: Flight) -> Terms:
-        limits, asked = self.limits, flight.asked
-        due_s = limits.due_s(flight.arrival_s, asked.deadlines.ttft_ms)
-        priority = 0 if limits.policy == "fcfs" else asked.priority
-        return Terms(priority, due_s, flight.arrival_s, flight.work)
+        limits, work = self.limits, flight.work
+        due_s = limits.due_s(flight.arrival_s, work.deadlines.ttft_ms)
+        priority = 0 if limits.policy == "fcfs" else work.priority
+        return Terms(priority, due_s, flight.arrival_s, flight.prompt_tokens)
 
     def add(self, flight: Flight) -> None:
         """A flight comes."""

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, Struct
 from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError, UnsupportedParameter
+from sluice_core.work import Deadlines
 
-from .deadlines import Deadlines
 from .json_body import convert, parse_object, printable
 from .sampling_params import (
     MAX_SEQUENCES,

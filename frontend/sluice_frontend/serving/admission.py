@@ -16,10 +16,10 @@ from sluice_core.errors import (
     TooManyOpen,
 )
 from sluice_core.wire import TOKEN_BYTES, Ready
+from sluice_core.work import Deadlines, Work
 
 from ..evidence.open_tick import Cause
 from ..http.bodies import too_many
-from ..openai.deadlines import Deadlines
 from ..openai.protocol import Completion
 from ..openai.sampling_params import (
     LOGPROB_BYTES,
@@ -103,33 +103,24 @@ class Admission:
             budgets = [min(n, longest) for n in budgets]
         check_logprobs(sampling, sampling.n * sum(budgets), self._max_logprobs)
         check_min_tokens(sampling.min_tokens, min(budgets))
-        self.admit_sized(
+        work = Work(
+            prompts=tuple(len(ids) for ids in prompts),
+            n=sampling.n,
+            is_stream=request.stream,
             deadlines=request.deadlines,
             priority=request.priority,
-            n=sampling.n,
-            prompts=[len(ids) for ids in prompts],
-            ceiling=engine.ceiling,
-            arrival_s=arrival_s,
         )
+        self.admit_sized(work, engine.ceiling, arrival_s)
         return budgets
 
-    def admit_sized(
-        self,
-        *,
-        deadlines: Deadlines,
-        priority: int,
-        n: int,
-        prompts: Sequence[int],
-        ceiling: int,
-        arrival_s: float,
-    ) -> None:
-        """Ask for a place for `n` answers to each of `prompts` (tokens), which the model can take.
+    def admit_sized(self, work: Work, ceiling: int, arrival_s: float) -> None:
+        """Ask for places for `work`, which the model can take.
 
         Raises RequestError, QueueFull and DeadlineUnreachable.
         """
-        self._check_queue(len(prompts) * n, n * sum(prompts), ceiling)
-        if deadlines != Deadlines() or self._runtime.live.shed_ms is not None:
-            self._check_deadlines(deadlines, priority, n, prompts, arrival_s, time.monotonic())
+        self._check_queue(work.num_sequences, work.num_tokens, ceiling)
+        if work.deadlines != Deadlines() or self._runtime.live.shed_ms is not None:
+            self._check_deadlines(work, arrival_s, time.monotonic())
 
     def check_open(self) -> Ready:
         """The engine's limits; raises Unavailable, which is booked, if no request is taken now."""
@@ -224,32 +215,24 @@ class Admission:
         forecast = forecast_of(runtime.recorder, runtime.live, runtime.backend.num_open)
         return kind(sentence, retry_after_s=retry_after_s(forecast.wait_s(num_new)))
 
-    def _check_deadlines(
-        self,
-        asked: Deadlines,
-        priority: int,
-        n: int,
-        prompts: Sequence[int],
-        arrival_s: float,
-        now_s: float,
-    ) -> None:
+    def _check_deadlines(self, work: Work, arrival_s: float, now_s: float) -> None:
         """Raise for a request that would miss its deadline."""
         runtime = self._runtime
         recorder, live = runtime.recorder, runtime.live
-        num_new, age_ms = len(prompts) * n, 1e3 * (now_s - arrival_s)
+        num_new, age_ms = work.num_sequences, 1e3 * (now_s - arrival_s)
         forecast = forecast_for(
             recorder,
             live,
             runtime.backend.num_open,
-            priority=priority,
-            ttft_ms=asked.ttft_ms,
-            prompts=prompts,
+            priority=work.priority,
+            ttft_ms=work.deadlines.ttft_ms,
+            prompts=work.prompts,
             arrival_s=arrival_s,
             now_s=now_s,
         )
-        prefill_ms = max(recorder.engine.prefill_ms(num, now_s) for num in prompts)
+        prefill_ms = max(recorder.engine.prefill_ms(num, now_s) for num in work.prompts)
         problem = unreachable(
-            asked, live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
+            work.deadlines, live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
         )
         if problem is not None:
             sentence, retry_s = problem

@@ -6,8 +6,8 @@ from sluice_core.contract import SchedulingPolicy
 from sluice_core.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from sluice_core.window import over_window, prompt_too_long
 from sluice_core.wire import Snapshot
+from sluice_core.work import Deadlines
 
-from ..openai.deadlines import Deadlines
 from ..openai.protocol import Completion
 from .forecast import Forecast
 

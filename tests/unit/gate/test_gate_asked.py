@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import RequestError
-from sluice_frontend.openai.deadlines import Deadlines
+from sluice_core.work import Deadlines
 from sluice_gate.asked import GENERATING, Asked, TokenSize, read
 
 
 def asked(path: str, engine: str = "vllm", **fields: Any) -> Asked:
     return read(path, json.dumps(fields).encode(), {}, engine)
+
+
+def places(got: Asked) -> int:
+    return got.work(TokenSize(), "").num_sequences
 
 
 @pytest.mark.parametrize(
@@ -83,13 +87,13 @@ def test_a_chat_is_one_prompt_of_all_its_texts() -> None:
 def test_answers_to_a_prompt_count_each(fields: dict[str, Any], n: int) -> None:
     got = asked("/v1/completions", prompt=["a", "b"], **fields)
     assert got.n == n
-    assert got.num_sequences == 2 * n
+    assert places(got) == 2 * n
 
 
 def test_answers_are_counted_where_the_dialect_has_them() -> None:
-    assert asked("/generate", inputs="a", parameters={"best_of": 3}).num_sequences == 3
-    assert asked("/generate", text="a", sampling_params={"n": 3}).num_sequences == 3
-    assert asked("/v1/embeddings", input="a", n=3).num_sequences == 1
+    assert places(asked("/generate", inputs="a", parameters={"best_of": 3})) == 3
+    assert places(asked("/generate", text="a", sampling_params={"n": 3})) == 3
+    assert places(asked("/v1/embeddings", input="a", n=3)) == 1
 
 
 @pytest.mark.parametrize(
@@ -130,14 +134,14 @@ def test_what_only_a_lenient_parser_takes_is_counted_all_the_same() -> None:
     """An engine in Python runs these, so none may pass beside the cap."""
     for flaw in (b"NaN", b"1e999", b"9" * 400, rb'"\ud800"'):
         body = b'{"prompt": ["a", "b"], "n": 3, "temperature": %s}' % flaw
-        assert read("/v1/completions", body, {}, "vllm").num_sequences == 6
+        assert places(read("/v1/completions", body, {}, "vllm")) == 6
         body = b'{"prompt": ["a", "b"], "n": 3, "priority": %s}' % flaw
-        assert read("/v1/completions", body, {}, "vllm").num_sequences == 6
+        assert places(read("/v1/completions", body, {}, "vllm")) == 6
 
 
 def test_other_routes_count_one_whatever_they_hold() -> None:
     body = b'{"prompt": ["a", "b"], "n": 3, "stream": true}'
-    assert read("/v1/audio/speech", body, {}, "vllm").num_sequences == 1
+    assert places(read("/v1/audio/speech", body, {}, "vllm")) == 1
 
 
 json_values = st.recursive(
@@ -155,7 +159,7 @@ names += ["parameters", "sampling_params", "options", "text", "texts"]
 @given(st.sampled_from(sorted(GENERATING)), st.dictionaries(st.sampled_from(names), json_values))
 def test_no_body_breaks_the_counting(path: str, fields: dict[str, Any]) -> None:
     got = read(path, json.dumps(fields).encode(), {}, "vllm")
-    assert got.num_sequences >= 1
+    assert places(got) >= 1
     assert all(size >= 0 for size in got.prompts)
 
 
@@ -196,8 +200,8 @@ def test_options_that_reload_ollamas_model_are_refused_by_name(path: str, name: 
     with pytest.raises(RequestError) as caught:
         asked(path, "ollama", options={"temperature": 0, name: 1})
     assert caught.value.param == f"options.{name}"
-    assert asked(path, "ollama", options={"temperature": 0, name: None}).num_sequences == 1
-    assert asked(path, "vllm", options={name: 1}).num_sequences == 1
+    assert places(asked(path, "ollama", options={"temperature": 0, name: None})) == 1
+    assert places(asked(path, "vllm", options={name: 1})) == 1
 
 
 @pytest.mark.parametrize("value", [0, 0.0, "0", "0s", "0h0m", "-0"])
@@ -209,12 +213,12 @@ def test_unloading_ollamas_model_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("value", [None, -1, 300, "5m", "0.5h", "10s", "", "soon"])
 def test_other_times_of_ollamas_model_pass(value: object) -> None:
-    assert asked("/api/generate", "ollama", keep_alive=value).num_sequences == 1
+    assert places(asked("/api/generate", "ollama", keep_alive=value)) == 1
 
 
 def test_ollamas_openai_routes_have_no_such_fields() -> None:
     got = asked("/v1/completions", "ollama", prompt="a", options={"num_ctx": 1}, keep_alive=0)
-    assert got.num_sequences == 1
+    assert places(got) == 1
 
 
 def test_token_size_starts_at_four_bytes_and_follows_the_answers() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.ordering import Pace
 from sluice_core.wire import EngineLimits
+from sluice_core.work import Deadlines, Work
 from sluice_frontend.evidence.recorder import RequestTimer
-from sluice_frontend.openai.deadlines import Deadlines
 from sluice_gate.asked import Asked
 from sluice_gate.flight import Flight
 from sluice_gate.queue import Queue
@@ -22,12 +22,11 @@ def limits(cap: int, **more: object) -> EngineLimits:
 
 def flight(num: int, at: int = 0, priority: int = 0, ttft_ms: float | None = None) -> Flight:
     asked = Asked((400,) * num, 1, True, "sse", priority, Deadlines(ttft_ms))
+    work = Work((100,) * num, 1, True, Deadlines(ttft_ms), priority)
     timers = [RequestTimer(str(i), NOW_S + at, NOW_S + at, 100) for i in range(num)]
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        made = Flight(
-            asked, (100,) * num, NOW_S + at, timers, loop.create_future(), loop.create_future()
-        )
+        made = Flight(asked, work, NOW_S + at, timers, loop.create_future(), loop.create_future())
     return made
 
 

@@ -8,9 +8,9 @@ import pytest
 from sluice_core.contract import TICK_SECONDS, Causes, MemoryReport, RuntimePatch, Slo, encode
 from sluice_core.errors import DeadlineUnreachable, NotReady, QueueFull, SluiceError
 from sluice_core.wire import EngineLimits, Ready
+from sluice_core.work import Deadlines, Work
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.health import Liveness
-from sluice_frontend.openai.deadlines import Deadlines
 from sluice_frontend.openai.protocol import Completion, parse_completion
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.backend import Listener, Sink
@@ -126,9 +126,7 @@ async def test_a_request_whose_tokens_somebody_else_counts_meets_the_same_queue(
     admission = Admission(runtime, MEMORY_BYTES)
 
     def ask(deadlines: Deadlines = Deadlines(), n: int = 1) -> None:  # noqa: B008
-        admission.admit_sized(
-            deadlines=deadlines, priority=0, n=n, prompts=[3], ceiling=2, arrival_s=0.0
-        )
+        admission.admit_sized(Work((3,), n, deadlines=deadlines), ceiling=2, arrival_s=0.0)
 
     ask(n=3)
     with pytest.raises(DeadlineUnreachable):

@@ -1,18 +1,21 @@
-"""A request's own deadlines: body fields, or the headers that load tools send. Pure.
+"""What admission, queue, order and forecast need to know of a request. Pure.
 
-If a request has both, they must agree.
+A frontend reads it once, from the request. Nobody behind it reads the request again for these.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice_core.contract import MAX_MS
-from sluice_core.errors import RequestError
+from .contract import MAX_MS
+from .errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Milliseconds to the first token, and mean per token after it; None: no deadline."""
+    """Milliseconds to the first token, and mean per token after it; None: no deadline.
+
+    Body fields, or the headers that load tools send. If a request has both, they must agree.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -40,3 +43,26 @@ def _merged(field_ms: float | None, headers: Mapping[str, str], name: str) -> fl
     if field_ms is not None and field_ms != header_ms:
         raise RequestError(f"{name} and the body's field ask for different deadlines", param=name)
     return header_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request as the engine will do it. `prompts`: tokens of each, known or estimated; `n`:
+    answers to each. `priority`: lower goes first, as in vLLM. `client`: whose share it takes."""
+
+    prompts: tuple[int, ...]
+    n: int = 1
+    is_stream: bool = False
+    deadlines: Deadlines = Deadlines()
+    priority: int = 0
+    client: str = ""
+
+    @property
+    def num_sequences(self) -> int:
+        """Places that it takes in the engine."""
+        return len(self.prompts) * self.n
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens, counted for each answer."""
+        return self.n * sum(self.prompts)
