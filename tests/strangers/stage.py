@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,15 +59,15 @@ class MadeUp:
 @contextmanager
 def made_up_engine() -> Iterator[MadeUp]:
     """A made-up engine in a process of its own."""
-    process = _program("strangers.engine")
-    assert process.stdout is not None
-    try:
-        ports = json.loads(process.stdout.readline())
-        control = http.client.HTTPConnection("127.0.0.1", ports["control_port"], timeout=30)
-        yield MadeUp(process, ports["port"], control)
-    finally:
-        process.kill()
-        process.wait()
+    with _program("strangers.engine") as process:
+        assert process.stdout is not None
+        try:
+            ports = json.loads(process.stdout.readline())
+            port = ports["control_port"]
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as control:
+                yield MadeUp(process, ports["port"], control)
+        finally:
+            process.kill()
 
 
 @dataclass(slots=True)
@@ -107,14 +107,15 @@ class Watched:
 def watched(worker: Worker) -> Iterator[Watched]:
     """A server that serves, and a watch over it in a process of its own."""
     address, admin = (_address(url) for url in (worker.url, worker.admin_url))
-    watching = _program("strangers.watch", "{}:{}".format(*address), str(worker.process.pid))
-    assert watching.stdout is not None
-    watching.stdout.readline()
-    server = Watched(worker, address, admin, watching)
-    try:
-        yield server
-    finally:
-        server.end_watch()
+    where = "{}:{}".format(*address)
+    with _program("strangers.watch", where, str(worker.process.pid)) as watching:
+        assert watching.stdout is not None
+        watching.stdout.readline()
+        server = Watched(worker, address, admin, watching)
+        try:
+            yield server
+        finally:
+            server.end_watch()
 
 
 @contextmanager

@@ -141,15 +141,16 @@ async def hanging(directory: Path) -> Came:
         return came(at.gate, reply.status == 200 and files < num, text)
 
 
-ENDLESS = stream([TOKEN * 800], repeat=4000, path="/v1/completions")
-"""More than any reader's buffers hold."""
+LONG_TOKEN = event({"choices": [{"index": 0, "text": "x" * 45_000}]})
+ENDLESS = stream([LONG_TOKEN], repeat=4000, path="/v1/completions")
+"""More than any reader's buffers hold, in few events: the count of tokens costs little."""
 
 
 @attack(
     "B",
     "unread-streams",
     "600 streams of one client that reads none, cap 64, readers cut after 2 s",
-    "another client is answered within 5 s",
+    "another client is answered within 10 s",
 )
 async def unread(directory: Path) -> Came:
     flags = ("--max-num-seqs", "64", "--write-timeout", "2")
@@ -160,7 +161,7 @@ async def unread(directory: Path) -> Came:
         _close(stalled)
         files = at.gate.end_watch().most_files
         got = f"{reply.status} after {reply.took_s:.1f} s" if reply.status else "no answer in 20 s"
-        ok = reply.status == 200 and reply.took_s < 5
+        ok = reply.status == 200 and reply.took_s < 10
         return came(at.gate, ok, f"the other client: {got}; {files} descriptors")
 
 
