@@ -1,10 +1,11 @@
 """The attacks of strangers on a real gate: what is wanted, and what comes.
 
     PYTHONPATH=cluster:tests .venv/bin/python -m bench.attacks --out build/attacks.json
-    PYTHONPATH=cluster:tests .venv/bin/python -m bench.attacks --before docs/reliability-before.json
+    PYTHONPATH=cluster:tests .venv/bin/python -m bench.attacks --out docs/reliability.json \\
+        --before docs/reliability-before.json --page docs/reliability.md
 
-Each attack has an engine, a gate and a watch of its own, all on loopback. It takes about six
-minutes. `--before` also prints Markdown with both runs side by side. `--only` runs some of them.
+Each attack has an engine, a gate and a watch of its own, all on loopback. All of them take about
+eight minutes. `--before` shows an earlier run beside this one; `--only` runs some of them.
 """
 
 import argparse
@@ -19,35 +20,14 @@ from pathlib import Path
 
 import msgspec
 from bench.attacks import contract, crowds, hostile, ollama, targets
-from bench.attacks.table import KINDS, Attack, Came, attacks_of
+from bench.attacks.page import Row, Run, markdown, write
+from bench.attacks.table import Attack, Came, attacks_of
 from bench.peers.processes import unwind_on_sigterm
-from msgspec import Struct
 from sluice.machine import processor
 
 ATTACKS = attacks_of((targets, ollama, crowds, hostile, contract))
 LIMIT_S = 110.0
 """Of one attack; the longest waits 95 s for a connection to be closed."""
-
-
-class Row(Struct):
-    """An attack as it is written."""
-
-    kind: str
-    name: str
-    input: str
-    wanted: str
-    came: str
-    ok: bool
-    seconds: float
-    figures: dict[str, float]
-
-
-class Run(Struct):
-    """One run of the program."""
-
-    processor: str
-    num_cpus: int
-    rows: list[Row]
 
 
 async def _bounded(attack: Attack, directory: Path) -> Came:
@@ -87,41 +67,6 @@ def run(attacks: Sequence[Attack]) -> list[Row]:
     return [rows[attack.name] for attack in attacks]
 
 
-def markdown(rows: Sequence[Row], before: Sequence[Row] = ()) -> str:
-    """The table; with an earlier run both columns."""
-    earlier, lines = {row.name: row for row in before}, list[str]()
-    for kind, title in KINDS.items():
-        lines += [f"\n### {kind}. {title}\n", _line("attack", "input", "wanted", *_heads(earlier))]
-        lines.append(_line(*["---"] * (3 + len(_heads(earlier)))))
-        for row in rows:
-            if row.kind == kind:
-                cells = [_cell(earlier[row.name])] if row.name in earlier else ["-"] * bool(earlier)
-                lines.append(_line(f"`{row.name}`", row.input, row.wanted, *cells, _cell(row)))
-    return "\n".join(lines)
-
-
-def _heads(earlier: dict[str, Row]) -> list[str]:
-    return ["before", "now"] if earlier else ["came"]
-
-
-def _cell(row: Row) -> str:
-    return f"{row.came}" if row.ok else f"**no**: {row.came}"
-
-
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """How many of each kind came out right."""
-    counts = [
-        f"{kind}: {sum(row.ok for row in rows if row.kind == kind)} of "
-        f"{sum(row.kind == kind for row in rows)}"
-        for kind in KINDS
-    ]
-    return "right, by kind: " + ", ".join(counts)
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -131,7 +76,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--before", type=Path, help="the JSON file of an earlier run")
-    parser.add_argument("--table", type=Path, help="print this file's table, run nothing")
+    parser.add_argument("--rows", type=Path, help="run nothing: the rows of this JSON file")
+    parser.add_argument("--page", type=Path, help="a page of Markdown that gets the tables")
     names = [attack.name for attack in ATTACKS]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     return parser.parse_args(argv)
@@ -145,16 +91,16 @@ def main(argv: Sequence[str]) -> int:
     """Entry of `python -m bench.attacks`: 1 if an attack did not come out as wanted."""
     given = parse(argv)
     unwind_on_sigterm()
-    if given.table:
-        rows = _read(given.table)
-    else:
-        rows = run([attack for attack in ATTACKS if attack.name in given.only])
-    print(markdown(rows, _read(given.before)))
-    print("\n" + summary(rows))
+    chosen = [attack for attack in ATTACKS if attack.name in given.only]
+    rows = _read(given.rows) if given.rows else run(chosen)
+    tables = markdown(rows, _read(given.before))
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         told = msgspec.json.encode(Run(processor(), os.cpu_count() or 0, rows))
         given.out.write_bytes(msgspec.json.format(told, indent=1) + b"\n")
+    if given.page:
+        write(given.page, tables)
+    print(tables)
     return 0 if all(row.ok for row in rows) else 1
 
 

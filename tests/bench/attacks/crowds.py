@@ -194,7 +194,9 @@ async def _probed(at: Stage, seconds: float) -> dict[str, str]:
         for path in ("/readyz", "/healthz"):
             status, reason = await asyncio.to_thread(at.gate.probe, path)
             if status != 200:
-                said.setdefault(path, f"{status} after {after_s:.0f} s ({reason})")
+                said.setdefault(
+                    path, f"{status} after {after_s:.0f} s ({reason.partition(',')[0]})"
+                )
         await asyncio.sleep(0.5)
     return said
 

@@ -57,8 +57,10 @@ async def _well(at: Stage) -> tuple[bool, str]:
     reply = await ask(
         at.gate.address, request("POST", "/v1/completions", {"prompt": "a"}), limit_s=5
     )
-    cap = at.gate.worker.metric("sluice_max_num_seqs") if at.gate.exit_code() is None else math.nan
-    return reply.status == 200 and cap == CAP, f"then {reply.status or 'no answer'}, cap {cap:g}"
+    if at.gate.exit_code() is not None:
+        return False, f"then {reply.status or 'no answer'}"
+    cap = at.gate.worker.metric("sluice_max_num_seqs")
+    return reply.status == 200 and cap == CAP, f"then {reply.status}, cap {cap:g}"
 
 
 @attack("C", "usage-numbers", "usage and eval_count of 2^62, -5, NaN, 1e308, 400 digits ...", ALIVE)
