@@ -213,5 +213,5 @@ async def words_of_a_status(directory: Path) -> Came:
         kubectl = str(server.kubectl.parent)
         page = _sluice("status", "demo", "--kubeconfig", str(server.kubeconfig), path=kubectl)
     found = controls(page)
-    shown = "owned" in page  # or the words were not there at all
+    shown = "gnp.exe" in page  # or the words were not there at all
     return Came(f"printed: {', '.join(found) or 'none'}", shown and not found)
