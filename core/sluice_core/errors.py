@@ -123,6 +123,14 @@ class Unauthorized(RequestError):
     code = "unauthorized"
 
 
+class NotOffered(RequestError):
+    """A route that would change the server for all its clients."""
+
+    http_status = 403
+    kind = "PermissionDeniedError"
+    code = "not_offered"
+
+
 class ModelNotFound(RequestError):
     """`model` is not the one served here."""
 

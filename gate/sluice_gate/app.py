@@ -11,10 +11,12 @@ from sluice_frontend.process.app import add_probes, api_bearer, bare
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .asked import GENERATING
 from .gate import Gate
+from .operations import OPERATIONS, takes_place
 
-OWN_PATHS = frozenset((*PROBE_PATHS, "/metrics")) - {"/version"}
+OPEN_PATHS = frozenset(PROBE_PATHS) - {"/version"}
+"""They answer without a key. The version is the engine's."""
+OWN_PATHS = OPEN_PATHS | {"/metrics"}
 OWN_FAMILIES = re.compile(r"^(# \w+ )?sluice_.*\n", re.MULTILINE)
 """Lines of an engine that is a worker of ours: the gate has these families itself."""
 
@@ -44,15 +46,22 @@ def metrics_of(gate: Gate) -> Callable[[], bytes]:
 
 def api_app(gate: Gate, config: ServerConfig, inflight: Inflight) -> ASGIApp:
     """The application that clients speak to."""
+    stats = gate.runtime.stats
+
+    def on_answer(path: str, method: str, status: int) -> None:
+        stats.answer(path if path in OPERATIONS or path in OWN_PATHS else "none", method, status)
+
     edge = EdgeMiddleware(
         ApiApp(gate),
         bearer=api_bearer(config),
-        open_paths=PROBE_PATHS,
-        bounded_paths=tuple(GENERATING),
+        open_paths=OPEN_PATHS,
+        is_bounded=takes_place,
         check_room=gate.admission.check_room,
         inflight=inflight,
         lifetime=gate.runtime.lifetime,
         load=gate.runtime.load,
-        on_answer=gate.runtime.stats.answer,
+        on_answer=on_answer,
     )
+    if not config.allowed_origins:
+        return edge  # the engine answers browsers
     return CORSMiddleware(edge, config.allowed_origins, allow_methods=["*"], allow_headers=["*"])

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from .asked import Framing
-
+Framing = Literal["sse", "ndjson", "none"]
+"""How events of a streamed answer are told apart; "none" for an answer in one piece."""
 Usage = tuple[int, int]
 """Prompt tokens and completion tokens."""
 

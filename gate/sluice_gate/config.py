@@ -92,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         for one in flags_of(config):
             if one.field.name != "sse_keep_alive_interval":  # answers are the engine's own bytes
                 one.add_to(parser)
-    parser.set_defaults(sse_keep_alive_interval=None)
+    # Without origins of ours the engine's own answers to browsers pass.
+    parser.set_defaults(sse_keep_alive_interval=None, allowed_origins="[]")
     parser.add_argument("--version", action="version", version=version("sluice"))
     parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
     return parser

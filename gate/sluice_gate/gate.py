@@ -64,7 +64,7 @@ class Gate:
         self.backend = self.runtime.backend
         self.admission = Admission(self.runtime, QUEUE_BYTES)
         liveness = self.runtime.engine_liveness
-        self.upstream = Upstream(config.engine, config.server.served_model_name, liveness)
+        self.upstream = Upstream(config, liveness)
         self.upstream.on_ready, self.upstream.on_load = self._ready, self.backend.loaded
         self.upstream.on_away = self._away
         self.proxy = Proxy(config, self.admission, self.backend, self.upstream)
@@ -100,6 +100,7 @@ class Gate:
 
     def _ready(self, served: Served) -> None:
         """The engine answers, for the first time or again."""
+        self.proxy.serves(served.model)
         ceiling = self.config.engine.capacity(served.capacity)
         cap = min(self.runtime.live.max_num_seqs, ceiling)
         self.backend.ready = Ready(

@@ -6,7 +6,7 @@ that an engine that dies meanwhile is a 503 and not half a body.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
@@ -14,16 +14,17 @@ import msgspec
 from sluice_core.errors import RequestError, RequestFailed, SluiceError
 from sluice_frontend.http.guards import error_reply
 from sluice_frontend.openai.sse import error_event
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from .asked import Framing, TokenSize
+from .asked import TokenSize
 from .backend import GateBackend
-from .chunks import Chunks, usage_of
+from .chunks import Chunks, Framing, usage_of
 from .flight import Flight
-from .upstream import HOP_BY_HOP, Upstream, target_of
+from .headers import HOP_BY_HOP
+from .upstream import Upstream
 
-STREAMED = ("text/event-stream", "application/x-ndjson")
+FRAMINGS: Mapping[str, Framing] = {"text/event-stream": "sse", "application/x-ndjson": "ndjson"}
+"""How events are told apart in answers of these types."""
 SLOW_READER_S = 0.05
 """If a client lets a chunk wait for longer, it does not read, and the next time is its own."""
 
@@ -37,8 +38,9 @@ class Relay:
     async def answered(
         self, flight: Flight, answer: "Answer", reply: aiohttp.ClientResponse
     ) -> None:
-        if reply.status == 200 and reply.content_type in STREAMED:
-            chunks = Chunks(flight.asked.framing)
+        if reply.status == 200 and reply.content_type in FRAMINGS:
+            answer.framing = FRAMINGS[reply.content_type]
+            chunks = Chunks(answer.framing)
             await self.relay(answer, reply, chunks, flight)
             self._backend.books.streamed(flight, chunks.usage)
             self._done(flight, chunks.usage)
@@ -117,10 +119,7 @@ class Answer:
 
     def asked(self, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """The engine's response to the client's request."""
-        scope = self.scope
-        target = target_of(scope["path"], scope.get("raw_path"), scope["query_string"])
-        headers = Headers(scope=scope).items()
-        return self._upstream.request(scope["method"], target, headers, body)
+        return self._upstream.request(self.scope, body)
 
     async def start(self, reply: aiohttp.ClientResponse, length: int | None = None) -> None:
         """Status and headers; `length`: bytes of a body in one piece."""

@@ -3,20 +3,23 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import quote
 
 import aiohttp
 import msgspec
 from sluice_core.errors import EngineDied, timestamp
 from sluice_frontend.evidence.health import Liveness
+from sluice_frontend.http.guards import ASKED_ID
+from starlette.datastructures import Headers
+from starlette.types import Scope
 from yarl import URL
 
-from .config import EngineFlags
+from .config import GateConfig
 from .engines import EngineLoad, load_of
+from .headers import for_engine
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +28,6 @@ START_POLL_S = 0.1
 SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
 READ_BYTES = 1 << 16
-HOP_BY_HOP = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
-        *("trailer", "transfer-encoding", "upgrade", "content-length", "host", "accept-encoding"),
-        *("date", "server", "expect"),
-    )
-)
-"""Headers of one connection (RFC 9110, 7.6.1), and those that each server writes itself."""
 
 
 class _Model(msgspec.Struct):
@@ -66,9 +61,11 @@ class Upstream:
     """One engine's server. `on_ready` and `on_away` are called at each change, `on_load` with each
     look at its metrics, the text of which is `metrics`."""
 
-    def __init__(self, flags: EngineFlags, model: str | None, liveness: Liveness) -> None:
-        self._flags, self._model, self._liveness = flags, model, liveness
-        self.url = flags.upstream.rstrip("/")
+    def __init__(self, config: GateConfig, liveness: Liveness) -> None:
+        self._flags, self._model = config.engine, config.server.served_model_name
+        self._has_keys, self._liveness = config.server.has_api_keys, liveness
+        self.url = self._flags.upstream.rstrip("/")
+        self._base = URL(self.url)
         self.is_up = False
         self.metrics = ""
         self.on_ready: Callable[[Served], None] = lambda served: None
@@ -101,15 +98,21 @@ class Upstream:
     # -- requests
 
     def request(
-        self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes
+        self, scope: Scope, body: bytes
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """A request as its client sent it."""
-        kept = [(name, value) for name, value in headers if name not in HOP_BY_HOP]
-        kept.append(("accept-encoding", "identity"))  # or tokens could not be counted
+        """A client's request, at the engine's address, whatever host the client named."""
+        base = self._base
+        url = URL.build(
+            scheme=base.scheme,
+            authority=base.authority,
+            path=base.raw_path.rstrip("/") + scope["raw_path"].decode("ascii"),
+            query_string=scope["query_string"].decode("ascii"),
+            encoded=True,
+        )
         return self.session.request(
-            method,
-            URL(self.url + target, encoded=True),
-            headers=kept,
+            scope["method"],
+            url,
+            headers=for_engine(Headers(scope=scope), scope["state"][ASKED_ID], self._has_keys),
             data=body or None,
             allow_redirects=False,
         )
@@ -201,9 +204,3 @@ class Upstream:
         asked = self.session.post(self.url + "/api/generate", json=body)
         async with asked as reply:
             return bool(reply.status == 200)
-
-
-def target_of(path: str, raw_path: bytes | None, query: bytes) -> str:
-    """Path and query as the client sent them."""
-    shown = raw_path.decode("latin-1") if raw_path else quote(path)
-    return shown + ("?" + query.decode("latin-1") if query else "")

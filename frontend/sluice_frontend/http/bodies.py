@@ -30,8 +30,9 @@ def too_many(sentence: str) -> TooManyOpen:
 class Bodies:
     """Counts the bytes over FREE_BYTES of each request until it is parsed and tokenised."""
 
-    def __init__(self, limits: ServerConfig) -> None:
-        self._limits = limits
+    def __init__(self, limits: ServerConfig, *, takes_encoded: bool = False) -> None:
+        """`takes_encoded`: bodies with a Content-Encoding are read as they are, not refused."""
+        self._limits, self._takes_encoded = limits, takes_encoded
         self._num_bytes = 0
 
     @asynccontextmanager
@@ -51,7 +52,13 @@ class Bodies:
             self._num_bytes += more
 
         try:
-            yield await read_body(request, limits.max_body_bytes, limits.receive_timeout, count)
+            yield await read_body(
+                request,
+                limits.max_body_bytes,
+                limits.receive_timeout,
+                count,
+                takes_encoded=self._takes_encoded,
+            )
         finally:
             self._num_bytes -= counted
 

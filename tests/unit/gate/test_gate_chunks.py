@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_gate.asked import Framing
-from sluice_gate.chunks import Chunks, usage_of
+from sluice_gate.chunks import Chunks, Framing, usage_of
 
 
 def sse(*events: object) -> bytes:
