@@ -163,7 +163,8 @@ def _size(value: bytes) -> int:
 
 def _text_bytes(text: bytes) -> int:
     """Bytes of a body without those of pictures and sounds in it."""
-    return len(_INLINE.sub(b" " * PICTURE_BYTES, text)) if b"data:" in text else len(text)
+    inline = [len(found[0]) for found in _INLINE.finditer(text)] if b"data:" in text else []
+    return len(text) - sum(inline) + PICTURE_BYTES * len(inline)
 
 
 def _whole(value: object) -> int:

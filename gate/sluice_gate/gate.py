@@ -95,6 +95,7 @@ class Gate:
             await stop.wait()
             for task in running:
                 task.cancel()
+            self.proxy.close()
 
     # -- news
 

@@ -42,10 +42,10 @@ def _check_single(data: bytes, found: Mapping[str, Raw]) -> None:
     at, seen = data.index(b"{") + 1, set()
     while match := _NAME.match(data, at):
         name = msgspec.json.decode(match[1])
-        value = bytes(found[name])
+        value = memoryview(found[name])
         at = match.end() + len(value)
         after = _AFTER.match(data, at)
-        if name in seen or after is None or not data.startswith(value, match.end()):
+        if name in seen or after is None or memoryview(data)[match.end() : at] != value:
             raise RequestError(f"the field {name[:64]!a} is given twice", param=name[:64])
         seen.add(name)
         at = after.end()

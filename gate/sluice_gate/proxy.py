@@ -1,11 +1,11 @@
 """*Rim*: requests in to the queue, answers out with the engine's own bytes."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 import aiohttp
 from sluice_core.errors import NotReady, SluiceError
+from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Bodies, too_many
 from sluice_frontend.serving.admission import Admission
 from starlette.datastructures import Headers
@@ -22,6 +22,8 @@ from .operations import READING, takes_place
 from .relay import Answer, Relay, while_read
 from .upstream import Upstream
 
+READING_BYTES = 256 << 20
+"""Memory of the process that reads large bodies: one at a time, with one copy, and its program."""
 AWAY = "the engine behind this gate does not answer"
 
 
@@ -38,8 +40,12 @@ class Proxy:
         self._bodies = Bodies(config.server, takes_encoded=True)
         engine, server = config.engine.engine, config.server
         self._door = Door(engine, server.served_model_name, server.max_body_bytes)
-        self._size = TokenSize()
+        self._size, self._beside = TokenSize(), Beside(memory_bytes=READING_BYTES)
         self._relay = Relay(backend, self._size)
+
+    def close(self) -> None:
+        """End the process that reads large bodies."""
+        self._beside.close()
 
     def serves(self, model: str | None) -> None:
         """Take `model` as the one that the engine serves."""
@@ -62,15 +68,17 @@ class Proxy:
         except SluiceError as error:
             await answer.fail(error, receive)
 
-    async def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
-        return read(self._door, path, body, headers)
+    async def _read(self, scope: Scope, body: bytes) -> Asked:
+        headers = Headers(scope=scope)
+        joined = {name: ", ".join(headers.getlist(name)) for name in headers}
+        return await self._beside.result(len(body), read, self._door, scope["path"], body, joined)
 
     # -- without a place
 
     async def _pass_on(self, answer: Answer, body: bytes, receive: Receive) -> None:
         scope = answer.scope
         if self._door.engine == "ollama" and scope["method"] not in READING:
-            await self._read(scope["path"], body, Headers(scope=scope))
+            await self._read(scope, body)
 
         async def serve() -> None:
             try:
@@ -99,7 +107,7 @@ class Proxy:
     async def _open(self, scope: Scope, body: bytes) -> Flight:
         arrival_s = time.monotonic()
         self._check_up()
-        asked = await self._read(scope["path"], body, Headers(scope=scope))
+        asked = await self._read(scope, body)
         work = asked.work(self._size, client="")
         self._admission.admit_sized(work, self._check_up(), arrival_s)
         return self._backend.open(asked, work, arrival_s)
