@@ -139,6 +139,14 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class MethodNotAllowed(RequestError):
+    """No server has this method."""
+
+    http_status = 405
+    kind = "MethodNotAllowedError"
+    code = "method_not_allowed"
+
+
 class RequestTimeout(RequestError):
     """The body did not arrive within the receive deadline."""
 

@@ -438,7 +438,7 @@ def test_answers_are_counted_by_route_and_a_client_makes_no_series(worker: Worke
     before, strange = answered(**ok), answered(handler="none", method="other", status="4xx")
     assert post(worker, max_tokens=1).status_code == 200
     for i in range(3):
-        assert httpx.request(f"BREW{i}", f"{worker.url}/pot{i}").status_code == 400
+        assert httpx.request(f"BREW{i}", f"{worker.url}/pot{i}").status_code == 405
     assert answered(**ok) == before + 1
     assert answered(handler="none", method="other", status="4xx") == strange + 3
 

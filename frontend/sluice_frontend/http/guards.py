@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from sluice_core.errors import (
     BodyTooLarge,
     ConfigError,
+    MethodNotAllowed,
     RequestError,
     RequestTimeout,
     SluiceError,
@@ -205,7 +206,7 @@ class EdgeMiddleware:
 def _one_form(scope: Scope, host: str) -> Scope:
     """The keys of `scope` that say what is asked for, in one form."""
     if scope["method"] not in METHODS:
-        raise RequestError(f"the method must be one of {', '.join(METHODS)}")
+        raise MethodNotAllowed(f"the method must be one of {', '.join(METHODS)}")
     target = read_target(scope["raw_path"], scope["query_string"], host)
     return {"path": target.path, "raw_path": target.raw_path}
 
@@ -255,7 +256,7 @@ def answer(body: object, status: int = 200) -> Response:
 
 def error_reply(error: SluiceError) -> Response:
     """`error` as a response, with Retry-After if waiting helps."""
-    headers = {}
+    headers = {"allow": ", ".join(METHODS)} if isinstance(error, MethodNotAllowed) else {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):

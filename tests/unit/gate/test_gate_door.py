@@ -83,11 +83,11 @@ def test_the_engine_gets_the_target_in_the_form_that_was_read(
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT", "post", "BREW"])
-def test_a_method_that_no_engine_has_is_answered_400(
+def test_a_method_that_no_engine_has_is_answered_405(
     made: Engine, open_gate: Worker, method: str
 ) -> None:
     made.received.clear()
-    assert exchange(open_gate.url, f"{method} /x HTTP/1.1\r\n{HOST}\r\n")[0] == 400
+    assert exchange(open_gate.url, f"{method} /x HTTP/1.1\r\n{HOST}\r\n")[0] == 405
     assert not made.received
 
 
