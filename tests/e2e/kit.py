@@ -19,7 +19,7 @@ HOW = "python3 cluster/cluster.py up --images"
 CHART = Path(__file__).parents[2] / "charts" / "sluice"
 _SIGNAL = """
 import os, signal, sys
-for pid in filter(str.isdigit, os.listdir("/proc")):
+for pid in {*filter(str.isdigit, os.listdir("/proc"))} - {str(os.getpid())}:
     with open(f"/proc/{pid}/cmdline") as words:
         if sys.argv[2] in words.read().split(chr(0)):
             os.kill(int(pid), signal.Signals[sys.argv[1]])
