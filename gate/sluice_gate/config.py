@@ -50,6 +50,9 @@ class EngineFlags:
     health_path: str | None = flag("a path that answers 200 while the engine serves")
     engine_admin_key_file: Path | None = flag("file of SGLang's admin key, for its live cap")
     engine_socket: Path | None = flag("Unix socket on which sluice_vllm inside vLLM finds the gate")
+    served_file: Path | None = flag(
+        "file that is there once the engine has served, for a gate that starts again beside it"
+    )
     epoch: int = 0
 
     def capacity(self, told: int | None) -> int:

@@ -17,7 +17,8 @@ class EngineFacts:
     """`health`: a path that answers 200 while it serves. Metrics, by any of their names:
 
     `waiting`: sequences in its own queue; `kv_usage`: share of its KV cache in use, 0 to 1;
-    `preemptions`: a counter; `tokens`: a counter that moves while it works.
+    `preemptions`: a counter; `tokens`: a counter that moves while it works. `counts_steps`: that
+    one moves with each step, not at the end of an answer.
     `has_metrics`: it serves /metrics. `about`: a path that tells its capacity.
     """
 
@@ -27,6 +28,7 @@ class EngineFacts:
     kv_usage: tuple[str, ...] = ()
     preemptions: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    counts_steps: bool = False
     about: str | None = None
 
 
@@ -37,6 +39,7 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # before 0.9.2
         preemptions=("vllm:num_preemptions_total",),
         tokens=("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),
+        counts_steps=True,
     ),
     "sglang": EngineFacts(
         "/health",

@@ -65,10 +65,16 @@ class Relay:
         is_held_up = False
         async for data in reply.content.iter_any():
             now_s = time.monotonic()
-            if flight is not None and chunks.feed(data):
-                self._book(flight, chunks.last_indexes, now_s, is_held_up)
+            if flight is not None:
+                self._backend.heard(flight, data, now_s)
+                if chunks.feed(data):
+                    self._book(flight, chunks.last_indexes, now_s, is_held_up)
             await answer.send(data)
+            if flight is not None:
+                flight.is_held_up = False
             is_held_up = time.monotonic() - now_s > SLOW_READER_S
+        if flight is not None:
+            flight.is_held_up = True
         await answer.end()
 
     def _book(self, flight: Flight, indexes: list[int], now_s: float, is_held_up: bool) -> None:

@@ -20,6 +20,7 @@ from yarl import URL
 from .config import GateConfig
 from .engines import EngineLoad, load_of
 from .headers import for_engine
+from .patience import Owed
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ POLL_S = 1.0
 START_POLL_S = 0.1
 SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
+SHOW_S = 5.0
+"""Seconds between two looks for Ollama's model: it reads the model's header each time."""
 READ_BYTES = 1 << 16
 
 
@@ -73,6 +76,8 @@ class Upstream:
         self.on_load: Callable[[EngineLoad], None] = lambda load: None
         self._session: aiohttp.ClientSession | None = None
         self._timeout = aiohttp.ClientTimeout(total=SCRAPE_S)
+        self._num_tokens = 0
+        self._shown_s = 0.0
 
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
@@ -128,26 +133,41 @@ class Upstream:
         """Nobody is sent there until it answers again."""
         if self.is_up:
             log.error("engine away", extra={"reason": why})
-        self.is_up = self._liveness.is_serving = False
+        self.is_up = False
         self.on_away()
         self._liveness.starting(f"waiting for the engine: {why}", 0, time.monotonic())
 
     # -- looks
 
-    async def watch(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
-        """Look at the engine until cancelled. `progress`: a number that moves with each chunk."""
+    async def watch(self, owed: Callable[[], Owed]) -> None:
+        """Look at the engine until cancelled."""
         while True:
-            await self._look(has_work, progress)
+            is_heard = await self._look()
+            self.judge(owed(), is_heard=is_heard)
             await asyncio.sleep(POLL_S if self.is_up else START_POLL_S)
 
-    async def _look(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
+    def judge(self, owed: Owed, *, is_heard: bool = False) -> None:
+        """Tell `Liveness` how far the engine is. `is_heard`: it has answered a look."""
+        if self.is_up:
+            self._liveness.beat(
+                owed.num_pieces + self._num_tokens,
+                owed.is_due,
+                time.monotonic(),
+                allowance_s=owed.allowance_s,
+                is_heard=is_heard,
+            )
+
+    async def _look(self) -> bool:
+        """False if it was silent. An engine that loads refuses connections or says that it is not
+        well; one that takes a connection and says nothing may hang: `Liveness` decides."""
         try:
             if await self._is_well():
-                await (self._load(has_work, progress) if self.is_up else self._start())
+                await (self._load() if self.is_up else self._start())
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError):
             self.away("it does not accept connections")
         except (aiohttp.ClientError, TimeoutError):
-            return  # silence: `Liveness` counts how long it lasts
+            return False
+        return True
 
     async def _is_well(self) -> bool:
         path = self._flags.health
@@ -160,18 +180,21 @@ class Upstream:
         if self._flags.engine == "ollama" and not await self._is_loaded():
             self.away(f"the model {self._model} cannot be loaded")
             return
+        self._shown_s = time.monotonic()
         served = await self._served()
         self.is_up = True
         self._liveness.serving(time.monotonic())
         log.info("engine answers", extra={"model": served.model, "capacity": served.capacity})
         self.on_ready(served)
 
-    async def _load(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
+    async def _load(self) -> None:
         facts = self._flags.facts
         self.metrics = await self.text("/metrics") if facts.has_metrics else ""
         load = load_of(facts, self.metrics)
+        self._num_tokens = int(load.tokens or 0)
         self.on_load(load)
-        self._liveness.beat(progress() + int(load.tokens or 0), has_work(), time.monotonic())
+        if self._flags.engine == "ollama" and time.monotonic() > self._shown_s + SHOW_S:
+            await self._show()
 
     async def text(self, path: str) -> str:
         """The body at `path`, empty if the engine has none. Raises aiohttp.ClientError,
@@ -204,3 +227,14 @@ class Upstream:
         asked = self.session.post(self.url + "/api/generate", json=body)
         async with asked as reply:
             return bool(reply.status == 200)
+
+    async def _show(self) -> None:
+        """Ollama: away if its model is gone, as it answers 404 then and looks well. `/api/ps` still
+        lists a deleted one."""
+        self._shown_s = time.monotonic()
+        if self._model is not None:
+            body = {"model": self._model}
+            asked = self.session.post(self.url + "/api/show", json=body, timeout=self._timeout)
+            async with asked as reply:
+                if reply.status == 404:
+                    self.away(f"its model {self._model} is gone")

@@ -45,8 +45,13 @@ _GATE_RESOURCES = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
 }
 """A gate has 60 MB without load, and bounded bodies and queues above it."""
-_GATE_START_S = 300
-"""Seconds until the engine's probe asks the gate, whose image may still be pulled."""
+_GATE_START_S = 30
+"""Seconds until the engine's probe first asks the gate. Its image is on the node by then, because
+`_gate_image` has run."""
+_HUNG_GRACE_SECONDS = 15
+"""Seconds to leave for what does not answer its liveness probe. A drain would wait for answers that
+cannot come, and a stopped process takes no SIGTERM."""
+_SERVED_FILE = "/tmp/engine-served"  # noqa: S108 - on an emptyDir, which outlives a container
 _PACKAGES_FROM = "/opt/sluice/src"
 
 
@@ -187,7 +192,8 @@ def _containers(
     }
     gate = _front(service, settings, "gate", settings.gate_image, told, _GATE_RESOURCES, "admin")
     engine = _engine(service, settings, capacity, commit, held)
-    return {"initContainers": [*_copies(service, settings), engine], "containers": [gate]}
+    first = _gate_image(service, settings)
+    return {"initContainers": [first, engine], "containers": [gate]}
 
 
 def _front(
@@ -200,7 +206,10 @@ def _front(
     probed: str,
 ) -> Manifest:
     """The container that clients reach. `probed`: name of the port that the kubelet asks."""
-    is_download = name == "gate" and service.spec.model.repo is not None
+    is_gate = name == "gate"
+    # Any answer means that a gate's loop turns. Its engine is no reason to restart it.
+    alive = "/version" if is_gate else "/healthz"
+    grace = {"terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS} if is_gate else {}
     return {
         "name": name,
         "image": image,
@@ -212,11 +221,8 @@ def _front(
         ],
         "resources": held,
         "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
-        # Half an hour to listen, or for an engine that downloads six.
-        "startupProbe": _probe(
-            "/healthz", probed, period=2, failures=10_800 if is_download else 900
-        ),
-        "livenessProbe": _probe("/healthz", probed, period=10, failures=3),
+        "startupProbe": _probe(alive, probed, period=2, failures=900),
+        "livenessProbe": {**_probe(alive, probed, period=10, failures=3), **grace},
         "readinessProbe": _probe("/readyz", probed, period=2, failures=2),
         # For an end without a message: the worker writes why it ends, for our status, if it can.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -228,7 +234,8 @@ def _engine(
     service: InferenceService, settings: Settings, capacity: int, commit: str, held: Manifest
 ) -> Manifest:
     """The engine of another maker, as a sidecar. A hung one is ended by its own probe, which asks
-    the gate: a restart of the gate would not help."""
+    the gate: a restart of the gate would not help. The gate answers 200 while the engine starts,
+    however long that takes. Five failures leave a gate that ends the time to be started again."""
     spec, model = service.spec, service.spec.model
     start = Start(
         spec=spec,
@@ -255,8 +262,9 @@ def _engine(
         "resources": held,
         "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
         "livenessProbe": {
-            **_probe("/healthz", ADMIN_PORT, period=10, failures=3),
+            **_probe("/healthz", ADMIN_PORT, period=10, failures=5),
             "initialDelaySeconds": _GATE_START_S,
+            "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS,
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(service, settings, "engine"),
@@ -276,22 +284,23 @@ def takes_admin_key(service: InferenceService) -> bool:
     return engine is not None and engine.takes_admin_key
 
 
-def _copies(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """The container that brings our scheduler class into vLLM's pod."""
-    if not _has_scheduler(service):
-        return []
-    sources = [f"{_PACKAGES_FROM}/{name}" for name in PACKAGES]
-    return [
-        {
-            "name": "scheduler",
-            "image": settings.gate_image,
-            "imagePullPolicy": settings.image_pull_policy,
-            "command": ["cp", "-r", *sources, PACKAGES_DIR],
-            "resources": _GATE_RESOURCES,
-            "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
-            "volumeMounts": [{"name": "packages", "mountPath": PACKAGES_DIR}],
-        }
-    ]
+def _gate_image(service: InferenceService, settings: Settings) -> Manifest:
+    """The container that brings the gate's image to the node before the engine starts, because the
+    engine's probe asks the gate. In vLLM's pod it brings our scheduler class too."""
+    command, mounts = ["true"], []
+    if _has_scheduler(service):
+        sources = [f"{_PACKAGES_FROM}/{name}" for name in PACKAGES]
+        command = ["cp", "-r", *sources, PACKAGES_DIR]
+        mounts = [{"name": "packages", "mountPath": PACKAGES_DIR}]
+    return {
+        "name": "scheduler" if mounts else "gate-image",
+        "image": settings.gate_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": command,
+        "resources": _GATE_RESOURCES,
+        "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
+        "volumeMounts": mounts,
+    }
 
 
 _FOR_ONE = {
@@ -467,6 +476,7 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
             "health-path": spec.engine.health_path,
             "engine-socket": SOCKET if _has_scheduler(service) else None,
             "engine-admin-key-file": f"{_ADMIN_DIR}/{ENGINE_KEY}" if has_key else None,
+            "served-file": _SERVED_FILE,
             **_door(service),
             **_frontend(service),
         }

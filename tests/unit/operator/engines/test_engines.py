@@ -82,6 +82,28 @@ def test_the_gate_stands_before_an_engine_that_ends_after_it(name: EngineName) -
 
 
 @pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_restarted_for_its_own_hang_and_the_gate_is_not(name: EngineName) -> None:
+    """At any age: the gate's image is there first, so the engine's probe may ask from the start."""
+    pod = _pod(name, drain__timeout="200s")
+    [gate], [first, engine] = pod["containers"], pod["initContainers"]
+    assert first["image"] == gate["image"]
+    assert "restartPolicy" not in first
+    probe = engine["livenessProbe"]
+    assert probe["httpGet"] == {"path": "/healthz", "port": 8001}
+    until_gate_s = probe["initialDelaySeconds"] + probe["periodSeconds"] * probe["failureThreshold"]
+    assert until_gate_s >= 60, "a gate that starts slowly costs no engine"
+    hung_s = 30 + probe["periodSeconds"] * (probe["failureThreshold"] + 1)
+    assert hung_s + probe["terminationGracePeriodSeconds"] <= 128
+    for kind in ("startupProbe", "livenessProbe"):
+        assert gate[kind]["httpGet"] == {"path": "/version", "port": "admin"}
+    assert gate["livenessProbe"]["terminationGracePeriodSeconds"] < 60
+    assert gate["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "admin"}
+    [file] = [arg for arg in gate["args"] if arg.startswith("--served-file=")]
+    mounts = {mount["mountPath"] for mount in gate["volumeMounts"]}
+    assert file.partition("=")[2].startswith(tuple(f"{path}/" for path in mounts))
+
+
+@pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_has_the_hardware_and_sees_no_secret_of_the_gate(name: str) -> None:
     hardware = {"accelerator": "nvidia", "memory": "22Gi"}
     pod = _pod(name, hardware=hardware, apiKeySecretRef={"name": "keys"})
@@ -186,7 +208,7 @@ def test_our_scheduler_comes_into_vllm_unless_the_user_names_another() -> None:
     assert "--engine-socket=/run/sluice/engine.sock" in pod["containers"][0]["args"]
     assert _env(engine)["SLUICE_GATE_SOCKET"] == "/run/sluice/engine.sock"
     theirs = _pod("VLLM", engine={"args": ["--scheduler_cls=a.B"]})
-    [engine] = theirs["initContainers"]
+    engine = theirs["initContainers"][-1]
     assert "PYTHONPATH" not in _env(engine)
     assert not any("engine-socket" in arg for arg in theirs["containers"][0]["args"])
 
