@@ -24,7 +24,8 @@ class Flight:
     """A request. `turn`: set when it may go to the engine,
     or to the error that ends it. `stop`: set when it must end although it has gone there.
 
-    `met_lack`: the engine told of a lack of memory while its prompt was computed.
+    `met_lack`: the engine told of a lack of memory while its prompt was computed. `is_answered`:
+    the head of the engine's answer is there.
     """
 
     asked: Asked
@@ -35,6 +36,7 @@ class Flight:
     stop: asyncio.Future[None]
     admitted_s: float | None = None
     met_lack: bool = False
+    is_answered: bool = False
     is_over: bool = False
     first_seen: set[int] = field(default_factory=set)
 
