@@ -21,12 +21,11 @@ from .evidence import (
     slices,
     survey,
 )
-from .failures import read_failures
 from .interference import far_ms
 from .model import calibration, corrected, step_time
 from .tick_sums import TickWindow
 from .types import Cause, Failures, Observation, Past, TargetName, TargetVerdict, Verdict
-from .verdicts import READERS, FixedChunk, is_breached, judge
+from .verdicts import READERS, FixedChunk, is_breached, judge, read_failures
 
 FIRST_TOKENS = READERS["timeToFirstToken"]
 
