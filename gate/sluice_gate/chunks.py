@@ -122,7 +122,7 @@ class _Event(_Answer, frozen=True):
     done: bool | None = None
     response: Any = None
     thinking: str = ""
-    message: _Message | None = None
+    message: _Message | str | None = None
     type_: str = field(name="type", default="")
     error: Any = None
 
@@ -266,7 +266,7 @@ class Chunks:
             self.usage = event.details.both()
 
     def _ollama(self, event: _Event) -> None:
-        said = event.message or _Message()
+        said = event.message if isinstance(event.message, _Message) else _Message()
         has_token = (
             event.response or event.thinking or said.content or said.thinking or said.tool_calls
         )
