@@ -227,7 +227,8 @@ def test_an_error_in_a_stream_is_told_with_its_status(
 
 
 def test_no_event_of_a_sound_stream_is_an_error() -> None:
-    for error in (None, "", {}):
+    nothing: tuple[object, ...] = (None, "", {})
+    for error in nothing:
         chunks = Chunks("sse")
         chunks.feed(sse(text("a") | {"error": error}, text("", finish_reason="stop")))
         assert chunks.error is None
