@@ -209,3 +209,26 @@ async def test_an_engine_killed_in_the_middle_of_answers_has_cut_them(tmp_path: 
         assert await asks == [[200]] * 4
         told = await evidence_of(running, 4)
         assert (told["failed"], told["finished"], told["over"]) == ({"cut": 4}, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [("cut after 5 tokens", "failed"), ("ended after 5 tokens", "cut"), ("500 to all", "failed")],
+)
+async def test_sluice_load_tells_answers_without_an_end(
+    name: str, result: str, tmp_path: Path
+) -> None:
+    """Behind a gate a broken connection is an error event: a typed error, not a cut."""
+    async with engine(CASES[name][0]) as upstream, gate(upstream, tmp_path) as running:
+        line = ("-m", "sluice", "load", "--url", running.url, "--model", "m", "--words")
+        phases = ("--phases", "one:closed:1:0.5")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *line, *phases, stdout=subprocess.PIPE
+        )
+        told, _ = await process.communicate()
+        lines = [json.loads(each) for each in told.splitlines()]
+        (phase,) = [each for each in lines if "phase" in each]
+        assert phase["results"] == {result: phase["sent"]}
+        assert phase["sent"] > 0
+        assert (phase["requests_per_s"], phase["p99_ttft_ms"]) == (0.0, None)
+        assert process.returncode == 1
