@@ -168,7 +168,7 @@ def _advice(service: InferenceService, status: Object, work: WorkDone | None) ->
         return
     succeed = [c for c in status.get("conditions") or () if c.get("type") == "RequestsSucceed"]
     if succeed and succeed[0].get("status") == "False":
-        yield f"Engine: {succeed[0].get('message')}. Its log says why; a faster device does not help."
+        yield f"Engine: {succeed[0].get('message')}. Its log says why; speed does not mend it."
         return
     if work is None:
         yield "Too little traffic in the window for advice: it rests on lengths and step times."
