@@ -19,7 +19,7 @@ from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_argumen
 from sluice.measure.curve import wilson
 from sluice.numbers import not_negative
 from sluice.page import text_table
-from sluice.status import UNSEEN, milliseconds, note_on
+from sluice.status import UNSEEN, failures, milliseconds, note_on
 
 GIB = 2**30
 TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
@@ -101,6 +101,8 @@ def build(service: InferenceService, status: Object, price: float | None) -> dic
         "good_percent": found.get("goodPercent"),
         "smooth_percent": found.get("smoothPercent"),
         "misses": (status.get("load") or {}).get("misses") or {},
+        "failed": (status.get("load") or {}).get("failed") or {},
+        "failures": failures(status.get("load") or {}) or None,
         "cap": _cap(status, work),
         "cost": _cost(service, status, price),
         "advice": list(_advice(service, status, work)),
@@ -163,6 +165,10 @@ def _cost(service: InferenceService, status: Object, price: float | None) -> dic
 
 def _advice(service: InferenceService, status: Object, work: WorkDone | None) -> Iterator[str]:
     if not status:
+        return
+    succeed = [c for c in status.get("conditions") or () if c.get("type") == "RequestsSucceed"]
+    if succeed and succeed[0].get("status") == "False":
+        yield f"Engine: {succeed[0].get('message')}. Its log says why; speed does not mend it."
         return
     if work is None:
         yield "Too little traffic in the window for advice: it rests on lengths and step times."
@@ -273,6 +279,7 @@ def _sentences(report: Object) -> Iterator[str]:
     cap, cost = report["cap"], report["cost"]
     late = ", ".join(f"{n} {cause}" for cause, n in report["misses"].items() if n) or "none"
     yield f"Late first tokens by cause: {late}."
+    yield f"Failed requests: {report['failures'] or 'none'}."
     if report["good_percent"]:
         smooth = _told(report["smooth_percent"], "{} %")
         yield f"Good requests: {report['good_percent']} %, smooth: {smooth}."

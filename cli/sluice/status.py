@@ -162,7 +162,14 @@ def _evidence(status: Object) -> str:
     if misses:
         told = ", ".join(f"{n} {name}" for name, n in misses.items())
         lines.append(f"late first tokens by cause: {told}")
-    return "\n".join(lines)
+    return "\n".join(lines + ([f"failed requests: {failed}"] if (failed := failures(load)) else []))
+
+
+def failures(load: Object) -> str:
+    """The failed requests of the window by kind, and their share; "" without any."""
+    by = {kind: num for kind, num in (load.get("failed") or {}).items() if num}
+    told = ", ".join(f"{num} {kind}" for kind, num in sorted(by.items(), key=lambda one: -one[1]))
+    return f"{told} ({load.get('failedPercent', '-')} %)" if told else ""
 
 
 def _needed(target: Object, is_unused: bool) -> str:

@@ -42,6 +42,11 @@ Sketch = Annotated[
 
 The operator holds the sketches of all pods, so their size is bounded."""
 ByClass = Annotated[dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=64)]
+Failures = Annotated[
+    dict[Annotated[str, Meta(max_length=16, pattern=r"^[a-z0-9]+\Z")], Count], Meta(max_length=64)
+]
+"""Requests that the engine failed: `cut` if the answer had begun and has no end, `died` if the
+connection broke in front of it, else the status that it was answered; `other` for unknown ones."""
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
 Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
@@ -200,7 +205,8 @@ class Tick(Struct, frozen=True):
     smooth: at most 1 % of gaps over. `prefill_tokens`: prompt tokens computed (not cached ones).
     `finished` and `generated_tokens` make the mean output length. `throttled_s`: CPU quota
     throttling of the cgroup. `slow_steps`: of `steps`, those under interference of the pod
-    (`StepTimes.slowdown`).
+    (`StepTimes.slowdown`). `failed`: requests that count against no target, as they tell nothing of
+    speed, unless they were late before.
     """
 
     seq: Count
@@ -227,6 +233,7 @@ class Tick(Struct, frozen=True):
     max_running: Count
     waiting: Waiting
     slow_steps: Count = 0
+    failed: Failures = {}
 
 
 class StepModel(StepLaw, frozen=True):

@@ -110,6 +110,12 @@ class GateBackend:
             self._ledger().finish(timer, "stop", 0, computed_s=now_s, now_s=now_s)
         self._over(flight)
 
+    def failed(self, flight: Flight, kind: str) -> None:
+        """The engine answered that it failed, or cut its answer; `kind` as in `Failures`."""
+        for timer in flight.timers:
+            self._ledger().engine_failed(timer, kind)
+        self._over(flight)
+
     def leave(self, flight: Flight, error: SluiceError | None = None) -> None:
         """It ended otherwise: its client left, or `error`. An ended one is ignored."""
         if flight.is_over:
@@ -119,7 +125,7 @@ class GateBackend:
             if error is None:
                 ledger.leave(timer, now_s)
             else:
-                ledger.fail(timer, error, now_s)
+                ledger.fail(timer, error, now_s, has_begun=flight.has_head)
         self._over(flight)
 
     def _over(self, flight: Flight) -> None:

@@ -122,27 +122,46 @@ class _Event(_Answer, frozen=True):
     done: bool | None = None
     response: Any = None
     thinking: str = ""
-    message: _Message | None = None
+    message: _Message | str | None = None
     type_: str = field(name="type", default="")
+    error: Any = None
+
+    @property
+    def failure(self) -> int | None:
+        """The status of the error that the event tells, in whatever form; None if it tells none.
+        vLLM, SGLang and llama.cpp give it as `code`."""
+        if not self.error and self.type_ not in _FAILED:
+            return None
+        code = self.error.get("code") if isinstance(self.error, dict) else None
+        return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
 _events = msgspec.json.Decoder(_Event)
 _answers = msgspec.json.Decoder(_Answer)
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
+_FAILED = ("response.failed", "error")
+_UNDONE = ("abort", "error")
+"""Finish reasons of an answer that its engine gave up (vLLM's `FINISH_REASON_STRINGS`)."""
 
 
 class Chunks:
     """One streamed answer. `is_done`: the engine said that it has ended. `usage`: once told.
     `is_exact`: events tell how many tokens each brings. `last_indexes`: the choice of each token
-    that the last `feed` brought."""
+    that the last `feed` brought. `error`: the status of the error that it told, in an answer that
+    is a 200."""
 
     def __init__(self, framing: Framing) -> None:
         self.is_done = False
         self.usage: Usage | None = None
         self.is_exact = False
         self.last_indexes: list[int] = []
+        self.error: int | None = None
         self._is_sse = framing == "sse"
+        # In a dialect that we do not read; None until the first event decides.
+        self._is_foreign: bool | None = True if framing == "none" else None
+        self._open: set[int] = set()  # choices without a finish reason
+        self._has_finished = False
         self._pending = b""
         self._unit: Literal["ids", "usage", "events"] | None = None  # known from the first token
         self._told: dict[int, int] = defaultdict(int)  # tokens so far, by choice
@@ -158,12 +177,31 @@ class Chunks:
                 self._read(line[5:])
         return len(self.last_indexes)
 
+    def close(self) -> None:
+        """No more will come. An event that begins an error or an end may lack its newline."""
+        self.feed(b"\n")
+
+    @property
+    def is_cut(self) -> bool:
+        """True if it may not end here: the dialect's end, or a finish reason for each choice that
+        has begun, must have come. An answer in a dialect that we do not read is never cut."""
+        has_finished = self._has_finished and not self._open
+        return not (self._is_foreign or self.is_done or has_finished)
+
     def _read(self, text: bytes) -> None:
         try:
             event = _events.decode(text)
         except _NO_JSON:
-            self.is_done = self.is_done or text.strip() == b"[DONE]"
-            return
+            said = text.strip()
+            self.is_done = self.is_done or said == b"[DONE]"
+            is_ours = said in (b"", b"[DONE]")
+        else:
+            self.error = self.error or event.failure
+            is_ours = self._count(event)
+        self._is_foreign = not is_ours if self._is_foreign is None else self._is_foreign
+
+    def _count(self, event: _Event) -> bool:
+        """False if it is in no dialect that we read."""
         if event.choices is not None:
             self._openai(event.choices, event.usage)
         elif event.token is not None:
@@ -174,6 +212,9 @@ class Chunks:
             self._sglang(event.index, event.meta_info)
         elif event.type_:
             self._responses(event)
+        else:
+            return False
+        return True
 
     def _add(self, choice: int, num_tokens: int) -> None:
         self.last_indexes += [choice] * num_tokens
@@ -182,8 +223,18 @@ class Chunks:
         own = usage if len(choices) == 1 else None
         for choice in choices:
             self._add(choice.index, self._brought(choice, own))
+            self._ends(choice)
         if usage is not None and not (choices and self._unit == "usage"):
             self.usage = usage.both()
+
+    def _ends(self, choice: _Choice) -> None:
+        if choice.finish_reason is None:
+            self._open.add(choice.index)
+            return
+        self._open.discard(choice.index)
+        self._has_finished = True
+        if choice.finish_reason in _UNDONE:
+            self.error = self.error or 500
 
     def _brought(self, choice: _Choice, usage: _Told | None) -> int:
         """Tokens of one event. Some engines send the usage of the whole answer with the last event:
@@ -215,7 +266,7 @@ class Chunks:
             self.usage = event.details.both()
 
     def _ollama(self, event: _Event) -> None:
-        said = event.message or _Message()
+        said = event.message if isinstance(event.message, _Message) else _Message()
         has_token = (
             event.response or event.thinking or said.content or said.thinking or said.tool_calls
         )

@@ -24,8 +24,9 @@ class Flight:
     """A request. `turn`: set when it may go to the engine,
     or to the error that ends it. `stop`: set when it must end although it has gone there.
 
-    `met_lack`: the engine told of a lack of memory while its prompt was computed. `has_answered`:
-    a piece of its answer came. `is_held_up`: a piece waits for its client to read.
+    `met_lack`: the engine told of a lack of memory while its prompt was computed. `has_head`: the
+    head of the engine's answer came. `has_answered`: a piece of its body did. `is_held_up`: a piece
+    waits for its client to read.
     """
 
     asked: Asked
@@ -36,6 +37,7 @@ class Flight:
     stop: asyncio.Future[None]
     admitted_s: float | None = None
     met_lack: bool = False
+    has_head: bool = False
     is_over: bool = False
     has_answered: bool = False
     is_held_up: bool = False

@@ -11,7 +11,8 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import msgspec
-from sluice_core.errors import RequestError, RequestFailed, SluiceError
+from sluice_core.errors import RequestError, SluiceError
+from sluice_frontend.evidence.ledger import failure_of
 from sluice_frontend.http.guards import error_reply
 from sluice_frontend.openai.sse import error_event
 from starlette.types import Receive, Scope, Send
@@ -38,19 +39,18 @@ class Relay:
     async def answered(
         self, flight: Flight, answer: "Answer", reply: aiohttp.ClientResponse
     ) -> None:
+        flight.has_head = True
         if reply.status == 200 and reply.content_type in FRAMINGS:
             answer.framing = FRAMINGS[reply.content_type]
             chunks = Chunks(answer.framing)
             await self.relay(answer, reply, chunks, flight)
-            self._backend.books.streamed(flight, chunks.usage)
-            self._done(flight, chunks.usage)
+            self._streamed(flight, chunks)
             return
         body = await reply.read()
         if reply.status < 400:
             self._done(flight, usage_of(body))
         else:
-            kind = RequestError if reply.status < 500 else RequestFailed
-            self._backend.leave(flight, kind(f"the engine answered {reply.status}"))
+            self._refused(flight, reply.status)
         await answer.start(reply, len(body))
         await answer.end(body)
 
@@ -84,6 +84,25 @@ class Relay:
             is_drafted = is_held_up or index in seen
             self._backend.token(flight, index, now_s, is_drafted=is_drafted)
             seen.add(index)
+
+    def _streamed(self, flight: Flight, chunks: Chunks) -> None:
+        """The stream is over; that does not mean that the answer is whole."""
+        chunks.close()
+        self._backend.books.streamed(flight, chunks.usage)
+        if chunks.error is not None:
+            self._refused(flight, chunks.error)
+        elif chunks.is_cut:
+            self._backend.failed(flight, "cut")
+        else:
+            self._done(flight, chunks.usage)
+
+    def _refused(self, flight: Flight, status: int) -> None:
+        """The engine gave no answer but an error of this status."""
+        kind = failure_of(status)
+        if kind is None:
+            self._backend.leave(flight, RequestError(f"the engine answered {status}"))
+        else:
+            self._backend.failed(flight, kind)
 
     def _done(self, flight: Flight, usage: tuple[int, int] | None) -> None:
         if usage is not None and usage[0] and flight.num_sequences == 1:

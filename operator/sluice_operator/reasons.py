@@ -100,11 +100,16 @@ class Reason(StrEnum):
         "MetricsUnavailable",
         "Cap and replicas are held: too few pods report metrics.",
     )
-    # SLOMet, SLOFeasible
+    # SLOMet, SLOFeasible, RequestsSucceed
     NO_TRAFFIC = "NoTraffic", "Nothing arrived within the window."
     NO_TARGETS = "NoTargets", "`spec.slo` asks for nothing."
     TARGETS_HOLD = "TargetsHold", "Every target holds over its window, among all arrivals."
     TARGET_MISSED = "TargetMissed", "At least one target does not hold over its window."
+    REQUESTS_SUCCEED = "RequestsSucceed", "Hardly a request fails."
+    REQUESTS_FAIL = (
+        "RequestsFail",
+        "The engine answers with errors, or cuts its answers; the message says how and how many.",
+    )
     FEASIBLE = "Feasible", "No target is out of reach by the evidence."
     NO_EVIDENCE = "NoEvidence", "The cap was changed too lately to tell: no evidence since."
     INTERFERENCE = (

@@ -105,7 +105,8 @@ class Scrape:
 
 def bytes_of(tick: Tick) -> int:
     """Approximate memory of `tick` in bytes."""
-    num_entries = len(tick.ttft.sketch) + len(tick.itl.sketch) + len(tick.e2e.sketch)
+    sketches = tick.ttft.sketch, tick.itl.sketch, tick.e2e.sketch
+    num_entries = sum(map(len, sketches)) + len(tick.failed)
     return _TICK_BYTES + _ENTRY_BYTES * num_entries
 
 

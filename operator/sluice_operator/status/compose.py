@@ -20,7 +20,7 @@ from ..reasons import Foreign, Reason
 from ..spec.service import MAX_HISTORY, InferenceService
 from ..tuner import Condition, Decision, TargetVerdict
 from ..tuner.evidence import pooled
-from ..tuner.types import Move, ReplicaChange
+from ..tuner.types import Failures, Move, ReplicaChange
 from .usage import digits, step_times, work
 
 _MAX_MESSAGE = 2048
@@ -177,7 +177,8 @@ def _tuned(report: Report) -> dict[str, Condition]:
     decision = report.decision
     if decision is None:
         unknown = Condition(None, Reason.NO_PODS, "no pod has reported yet")
-        return dict.fromkeys(("SLOMet", "SLOFeasible", "MetricsAvailable"), unknown)
+        kinds = ("SLOMet", "SLOFeasible", "MetricsAvailable", "RequestsSucceed")
+        return dict.fromkeys(kinds, unknown)
     metrics = decision.metrics
     if report.problems:
         said = "; ".join([metrics.message, *report.problems])
@@ -186,16 +187,23 @@ def _tuned(report: Report) -> dict[str, Condition]:
         "SLOMet": decision.slo_met,
         "SLOFeasible": decision.slo_feasible,
         "MetricsAvailable": metrics,
+        "RequestsSucceed": decision.succeed,
     }
 
 
 def _ready(report: Report) -> Condition:
-    """The Ready condition: True while a pod serves. Past troubles are reported as past."""
+    """The Ready condition: True while a pod serves, unless its engine fails all that it is asked.
+    Past troubles are reported as past."""
     trouble = _keys_trouble(report) or _first_trouble(report)
     if serving := num_serving(report.pods):
         told = trouble[1] if trouble else _last_restart(report.pods)
-        message = f"{serving} of {report.desired} pods serve"
-        return Condition(True, Reason.SERVING, "; ".join(filter(None, (message, told))))
+        message, failures = f"{serving} of {report.desired} pods serve", _if_all(report.decision)
+        if failures is not None:
+            # Without numbers: the status is written where its words change.
+            message += f", and each request fails: {', '.join(sorted(failures.by))}"
+        reason = Reason.SERVING if failures is None else Reason.REQUESTS_FAIL
+        message = "; ".join(filter(None, (message, told)))
+        return Condition(failures is None, reason, message)
     if report.fit.status == "False":
         return Condition(False, report.fit.reason, report.fit.message)
     if trouble:
@@ -210,6 +218,11 @@ def _ready(report: Report) -> Condition:
     failed = _sentence("one failed before", report.failed) if report.failed else ""
     message = f"none of {report.desired} pods is ready yet"
     return Condition(False, Reason.STARTING, "; ".join(filter(None, (message, failed))))
+
+
+def _if_all(decision: Decision | None) -> Failures | None:
+    """The failures, if nothing else comes of requests now."""
+    return decision.failures if decision is not None and decision.failures.is_all else None
 
 
 def _last_restart(pods: Sequence[Pod]) -> str:
@@ -272,7 +285,8 @@ def _stalled(report: Report, ready: Condition, now: float) -> Condition:
         return Condition(True, report.fit.reason, report.fit.message)
     if ready.reason == Reason.KEYS_MISSING or (report.is_withheld and report.keys_problem):
         return Condition(True, Reason.KEYS_MISSING, report.keys_problem)
-    trouble = _stuck_rollout(report, now) if ready.holds else _stuck_start(report, now)
+    serves = ready.holds or num_serving(report.pods)
+    trouble = _stuck_rollout(report, now) if serves else _stuck_start(report, now)
     if trouble:
         return Condition(True, *trouble)
     return Condition(False, Reason.NOT_STALLED, "")
@@ -514,8 +528,15 @@ def _load(report: Report, decision: Decision, now: float) -> dict[str, Any]:
         "running": sum(config.running for config in report.configs),
         "waiting": sum(config.waiting.total for config in report.configs),
         **work(report.evidence, report.service.spec.slo.window_s, same_targets_s),
+        **_failed(decision.failures),
     }
     return {**part, "cause": decision.cause} if decision.cause != "none" else part
+
+
+def _failed(failures: Failures) -> dict[str, Any]:
+    if not failures.num:
+        return {}
+    return {"failed": dict(failures.by), "failedPercent": _percent(failures.share)}
 
 
 def _pods(decision: Decision) -> dict[str, Any]:

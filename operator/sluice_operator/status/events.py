@@ -31,6 +31,7 @@ class Notice:
 
 _GOOD = {
     "ModelFits": "True",
+    "RequestsSucceed": "True",
     "Ready": "True",
     "Stalled": "False",
     "SLOMet": "True",
@@ -100,7 +101,8 @@ def _when(entry: Object) -> str:
     """Time of the transition. A share near the allowed one crosses it again and again, so each
     direction is reported once in ten minutes."""
     at: str = entry["lastTransitionTime"]
-    return at[: len("2006-01-02T15:0")] if entry["type"] == "SLOMet" else at
+    is_share = entry["type"] in ("SLOMet", "RequestsSucceed")
+    return at[: len("2006-01-02T15:0")] if is_share else at
 
 
 def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:

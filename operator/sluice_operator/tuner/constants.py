@@ -52,6 +52,20 @@ RUNS_FROM_WHOLE: Final = 8
 USED_SHARE: Final = AT_CAP_SHARE
 """A cap is used if running reached this share of it (design)."""
 
+# Failed requests.
+FAILED_SHARE: Final = 0.01
+"""Share of the requests that may fail before `RequestsSucceed` says so, or what the percentile lets
+be late, if that is less: more failures alone break a P99. Looser percentiles are about speed; an
+answer that never comes is not a slow one."""
+ALL_FAILED_TICKS: Final = 30
+"""A minute without one that finished: the engine serves nothing. One that serves one request in
+twenty, of two a second, has such a minute about once an hour."""
+ALL_FAILED: Final = 10
+"""... and so many failed in it. Fewer may be an odd request and its client's retries: openai's
+client sends two."""
+MAX_KINDS: Final = 8
+"""Kinds of failures that a sentence tells."""
+
 # Model.
 MIN_MODEL_RECORDS: Final = 30
 """A step model with fewer records proposes nothing; four coefficients need several times as

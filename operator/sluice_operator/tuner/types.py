@@ -12,7 +12,7 @@ from msgspec import Struct
 from sluice_core.contract import Evidence, Overload, RuntimeConfig
 
 from ..reasons import Foreign, Reason
-from .constants import MIN_BUDGET
+from .constants import MAX_KINDS, MIN_BUDGET
 
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
@@ -238,6 +238,44 @@ class TargetVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Failures:
+    """Requests that the engines failed. `ended`: in the window, those that finished and `num` that
+    failed, `by` as in `contract.Failures`. `pod`: of several, the only one that failed any, or "".
+    `allowed_share`: up to which they may fail. `is_all`: nothing has finished of late, and enough
+    has failed to tell that nothing is served.
+    """
+
+    ended: int
+    by: Mapping[str, int]
+    allowed_share: float
+    pod: str = ""
+    is_all: bool = False
+
+    @property
+    def num(self) -> int:
+        return sum(self.by.values())
+
+    @property
+    def share(self) -> float:
+        """Of those that ended."""
+        return self.num / self.ended if self.ended else 0.0
+
+    @property
+    def are_many(self) -> bool:
+        """More than may fail."""
+        return self.share > self.allowed_share
+
+    @property
+    def sentence(self) -> str:
+        """How many failed, how, and where; the most frequent kinds first."""
+        kinds = sorted(self.by.items(), key=lambda item: (-item[1], item[0]))[:MAX_KINDS]
+        told = ", ".join(f"{kind} ({num})" for kind, num in kinds)
+        where = f"; all of them in pod {self.pod}" if self.pod else ""
+        failed = f"{self.num} of {self.ended} requests failed"
+        return f"{failed}: {told}{where}" if told else failed
+
+
+@dataclass(frozen=True, slots=True)
 class Condition:
     """One condition's answer: None is Unknown."""
 
@@ -278,6 +316,8 @@ class Decision:
     slo_met: Condition
     slo_feasible: Condition
     metrics: Condition
+    succeed: Condition
+    failures: Failures
     predicted_cap: int | None
     limited_by: LimitedBy | None
     desired_replicas: int

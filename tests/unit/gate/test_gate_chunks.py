@@ -159,6 +159,80 @@ def test_where_the_network_cuts_a_stream_changes_nothing(
     assert (chunks.usage, chunks.is_exact, chunks.is_done) == (told, is_exact, is_done)
 
 
+ENDS = (b"[DONE]", b'"stop"', b'"length"', b'generated_text": "', b'"done": true', b"completed")
+"""Words by which each of the streams tells that it, or one of its choices, has ended."""
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=kinds)
+def test_a_stream_is_cut_until_its_engine_has_ended_it(
+    stream: tuple[Framing, bytes, list[int], tuple[int, int] | None, bool, bool],
+) -> None:
+    framing, data, *_ = stream
+    lines = data.split(b"\n")
+    first_end = next(i for i, line in enumerate(lines) if any(end in line for end in ENDS))
+    for num in (0, *range(1, first_end + 1)):
+        chunks = Chunks(framing)
+        chunks.feed(b"\n".join(lines[:num]))
+        chunks.close()
+        assert chunks.is_cut, num
+    whole = Chunks(framing)
+    whole.feed(data.rstrip(b"\n"))
+    whole.close()
+    assert not whole.is_cut
+    assert whole.error is None
+
+
+def test_a_stream_of_which_only_one_choice_has_ended_is_cut() -> None:
+    chunks = Chunks("sse")
+    chunks.feed(sse(text("a", 0), text("b", 1), text("", 1, finish_reason="stop")))
+    assert chunks.is_cut
+    chunks.feed(sse(text("", 0, finish_reason="length")))
+    assert not chunks.is_cut
+
+
+@pytest.mark.parametrize(
+    ("framing", "stream"),
+    [("none", b""), ("none", sse({"text": "a"})), ("sse", sse({"text": "a"})), ("sse", b"data: a")],
+)
+def test_a_stream_that_nobody_reads_here_is_never_cut(framing: Framing, stream: bytes) -> None:
+    chunks = Chunks(framing)
+    chunks.feed(stream)
+    chunks.close()
+    assert not chunks.is_cut
+
+
+@pytest.mark.parametrize(
+    ("framing", "event", "status"),
+    [
+        ("sse", {"error": {"message": "m", "type": "InternalServerError", "code": 500}}, 500),
+        ("sse", {"error": {"message": "m", "code": 503}}, 503),
+        ("sse", {"error": {"message": "m", "code": 400}}, 400),
+        ("sse", {"error": {"message": "m", "code": "server_error"}}, 500),
+        ("sse", {"error": "m", "error_type": "generation"}, 500),
+        ("sse", {"type": "error", "message": "m"}, 500),
+        ("sse", {"type": "response.failed", "response": {"error": {"code": "x"}}}, 500),
+        ("sse", text("", finish_reason="abort"), 500),
+        ("ndjson", {"error": "an error was encountered while running the model"}, 500),
+    ],
+)
+def test_an_error_in_a_stream_is_told_with_its_status(
+    framing: Framing, event: dict[str, Any], status: int
+) -> None:
+    """Also where the usual end follows, as vLLM sends it."""
+    chunks = Chunks(framing)
+    chunks.feed(sse(event) + DONE if framing == "sse" else ndjson(event))
+    chunks.close()
+    assert chunks.error == status
+
+
+def test_no_event_of_a_sound_stream_is_an_error() -> None:
+    nothing: tuple[object, ...] = (None, "", {})
+    for error in nothing:
+        chunks = Chunks("sse")
+        chunks.feed(sse(text("a") | {"error": error}, text("", finish_reason="stop")))
+        assert chunks.error is None
+
+
 def test_a_token_counts_once_its_event_has_ended() -> None:
     chunks = Chunks("sse")
     event = sse(chat({"content": "x"}))
