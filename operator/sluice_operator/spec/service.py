@@ -105,7 +105,9 @@ class Model(SpecObject, frozen=True):
         return self.uri.removeprefix("file://").rstrip("/") if self.scheme == "file" else None
 
 
-Argument = Annotated[str, Meta(min_length=1, max_length=253)]
+_LONGEST = 4096
+"""Characters of one argument or value: engines take whole JSON objects, of a kilobyte or two."""
+Argument = Annotated[str, Meta(min_length=1, max_length=_LONGEST)]
 
 
 class EnvVar(SpecObject, frozen=True):
@@ -116,7 +118,7 @@ class EnvVar(SpecObject, frozen=True):
     """
 
     name: Text
-    value: Annotated[str, Meta(min_length=0, max_length=1024)] = ""
+    value: Annotated[str, Meta(min_length=0, max_length=_LONGEST)] = ""
 
 
 class EngineSpec(SpecObject, frozen=True):
@@ -135,8 +137,8 @@ class EngineSpec(SpecObject, frozen=True):
     name: EngineName = "Sluice"
     image: TextOrEmpty | None = None
     command: Annotated[tuple[Argument, ...], Meta(max_length=16)] = ()
-    args: Annotated[tuple[Argument, ...], Meta(max_length=32)] = ()
-    env: Annotated[tuple[EnvVar, ...], Meta(max_length=32)] = ()
+    args: Annotated[tuple[Argument, ...], Meta(max_length=128)] = ()
+    env: Annotated[tuple[EnvVar, ...], Meta(max_length=128)] = ()
     port: Annotated[int, Meta(ge=1024, le=65535)] | None = None
     health_path: Text | None = None
 

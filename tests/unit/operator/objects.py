@@ -63,6 +63,10 @@ _QUANTISED_ON_A_GPU = {
     "hardware": _ON_A_GPU,
 }
 _IMAGE, HUB = {"image": "r/e:1"}, {"uri": "hf://a/b"}
+_TOO_MUCH = {
+    "args": ["x" * 4096] * 8,
+    "env": [{"name": f"A{n}", "value": "x" * 4096} for n in range(9)],
+}
 _OTHERS = ("VLLM", "SGLang", "TGI", "LlamaCpp", "Ollama", "Custom")
 FIELDS: dict[str, Any] = {
     "model.name": "other",
@@ -160,10 +164,13 @@ INVALID = [
     ),
     Invalid("spec.engine.image", "a;reboot", "must be an image"),
     Invalid("spec.engine.args", ["--model=/etc"], "must be --FLAG=VALUE"),
-    Invalid("spec.engine.args", ["--seed=1 --model=/"], "must be --FLAG=VALUE"),
-    Invalid("spec.engine.args", ["--seed=x"], "with a value that fits"),
-    Invalid("spec.engine.args", ["--parse-special=no"], "with a value that fits"),
+    Invalid("spec.engine.args", ["--seed=1 --model=/"], "--seed must have a value that fits"),
+    Invalid("spec.engine.args", ["--seed=x"], "--seed must have a value that fits"),
+    Invalid("spec.engine.args", ["--parse-special=no"], "must have a value that fits"),
     Invalid("spec.engine.args", ["--seed=1", "--seed=2"], "must not give a flag twice"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, "args": ["x" * 4097]}, "Too long"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, "args": ["x"] * 129}, "at most 128 items"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, **_TOO_MUCH}, "at most 65536 characters"),
     Invalid("spec", _QUANTISED_ON_A_GPU, "--quantization=w8a8 is for accelerator cpu only"),
     Invalid("spec.engine.args", "--seed=1", "must be of type array"),
     Invalid("spec.hardware.gpus", 1, "gpus must be 0 or left out with accelerator cpu"),
