@@ -2,6 +2,7 @@
 equal bytes."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from ..engines import FOREIGN, image_of, sluice
@@ -38,6 +39,9 @@ ENGINE_KEY = "engine"
 _HOME = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - an emptyDir; the root is read-only
 _USER_NAME = {"name": "USER", "value": "sluice"}
 """torch looks for the name of the user, whom these images do not know."""
+_OWN_HOSTS = "localhost,127.0.0.1,::1,.svc,.cluster.local"
+"""Never asked through a hub's proxy: an engine may ask itself when it starts (sglang#9155). Both
+spellings of each variable are read, and by many only one of them."""
 _LAST_WORDS = {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG}
 _UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _GATE_RESOURCES = {
@@ -240,6 +244,7 @@ def _engine(
     run = FOREIGN[spec.engine.name].invoke(start)
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
+    taken = {*given, *_other_spellings(given)}
     home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
     hub = _hub_environment(service, settings)
     ours = [*_environment(service), _USER_NAME, *home, *hub, *own, *_admin_key(service)]
@@ -251,7 +256,7 @@ def _engine(
         **({"command": list(run.command)} if run.command else {}),
         "args": [*run.args, *spec.engine.args, *run.owned],
         # A variable that is there twice is refused by the API server.
-        "env": [*(one for one in ours if one["name"] not in given), *given.values()],
+        "env": [*(one for one in ours if one["name"] not in taken), *given.values()],
         "resources": held,
         "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
         "livenessProbe": {
@@ -346,8 +351,9 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         return []
     environment: list[Manifest] = [{"name": "HF_ENDPOINT", "value": settings.hub_endpoint}]
     if settings.hub_proxy:
-        names = ("HTTPS_PROXY", "HTTP_PROXY")
-        environment += [{"name": name, "value": settings.hub_proxy} for name in names]
+        proxies = {"HTTPS_PROXY": settings.hub_proxy, "HTTP_PROXY": settings.hub_proxy}
+        for name, value in {**proxies, "NO_PROXY": _OWN_HOSTS}.items():
+            environment += [{"name": one, "value": value} for one in (name, name.lower())]
     if settings.hub_authorities:
         file = f"{_AUTHORITIES_DIR}/{_AUTHORITIES}"
         environment.append({"name": "SSL_CERT_FILE", "value": file})  # replaces httpx's public ones
@@ -355,6 +361,11 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": source})
     return environment
+
+
+def _other_spellings(given: Collection[str]) -> set[str]:
+    """Of the proxy's variables that the user gives: ours in the other one would win over it."""
+    return {one.swapcase() for one in given if one.upper().endswith("_PROXY")}
 
 
 def _storage(service: InferenceService) -> list[_Volume]:

@@ -86,7 +86,7 @@ ENGINE_RULES: Final = {
         "args: each must be --FLAG=VALUE and FLAG one of " + ", ".join(ENGINE_FLAGS),
     **_ours(),
     _once(): "args: must not give a flag twice",
-    " + ".join(f"(has(self.{name}) ? {size} : 0)" for name, size in _SIZES.items()) + f" <= {_MOST}":
+    f"{' + '.join(f'(has(self.{name}) ? {size} : 0)' for name, size in _SIZES.items())} <= {_MOST}":
         f"args, command and env must have at most {_MOST} characters in all",
     "self.name != 'Sluice' || !has(self.env) || self.env.size() == 0":
         "env belongs to other engines than Sluice",
