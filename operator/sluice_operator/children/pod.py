@@ -114,10 +114,10 @@ def pod_spec(
     settings: Settings,
     ceiling: int | None,
     commit: str,
-    loading_bytes: int,
+    held: Manifest,
 ) -> Manifest:
-    """`spec` of the template. `children.deployment` explains `ceiling`, `commit` and
-    `loading_bytes`."""
+    """`spec` of the template. `children.deployment` explains `ceiling` and `commit`; `held`:
+    resources of what loads the model."""
     hardware = service.spec.hardware
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -129,7 +129,7 @@ def pod_spec(
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **_containers(service, settings, ceiling, commit, loading_bytes),
+        **_containers(service, settings, ceiling, commit, held),
         "volumes": [{"name": name, **source} for name, source, _ in _volumes(service, settings)],
     }
     if hardware.node_selector:
@@ -139,6 +139,16 @@ def pod_spec(
     if hardware.runtime_class_name:
         spec["runtimeClassName"] = hardware.runtime_class_name
     return spec
+
+
+def held(service: InferenceService, loading_bytes: int, disk_bytes: int) -> Manifest:
+    """Resources of the container that loads the model, which may have to fetch it first."""
+    model, hardware = service.spec.model, service.spec.hardware
+    fetched_bytes = disk_bytes if model.repo and model.cache is None else 0
+    return {
+        "limits": resources.limits(hardware),
+        "requests": resources.requests(hardware, loading_bytes, fetched_bytes),
+    }
 
 
 def metadata_annotations(service: InferenceService) -> dict[str, str]:
@@ -168,14 +178,10 @@ def _containers(
     settings: Settings,
     ceiling: int | None,
     commit: str,
-    loading_bytes: int,
+    held: Manifest,
 ) -> Manifest:
     """Our worker alone, or a gate beside an engine, which is the sidecar: it starts first, and gets
     SIGTERM when the gate has drained and ended (KEP-753)."""
-    held = {
-        "limits": resources.limits(service.spec.hardware),
-        "requests": resources.requests(service.spec.hardware, loading_bytes),
-    }
     if service.spec.engine.name == "Sluice":
         image, arguments = (
             image_of(service.spec.engine, settings),

@@ -464,6 +464,7 @@ def _children(
         settings,
         ceiling=ceiling_of(service.spec, observed.fit),
         loading_bytes=loading_bytes(observed.fit),
+        disk_bytes=observed.fit.disk_bytes,
         replicas=runtime.replicas,
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),

@@ -56,7 +56,7 @@ def _variables(proxy: Proxy, engine: dict[str, Any]) -> dict[str, str]:
     settings = dataclasses.replace(SETTINGS, hub_proxy=proxy.url)
     made = manifests.deployment(service, settings, ceiling=8, replicas=1, live=None)
     pod = made["spec"]["template"]["spec"]
-    [*_, container] = [*pod["containers"], *pod.get("initContainers", ())]
+    container = [*pod["containers"], *pod.get("initContainers", ())][-1]
     return {one["name"]: one["value"] for one in container["env"] if "value" in one}
 
 

@@ -17,7 +17,7 @@ from sluice_operator.loop.ownership import owner_of
 from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
-from sluice_operator.model.fit import Refused
+from sluice_operator.model.checkpoint import Refused
 from unit.operator.loop.test_reconciler import DEMO, AdminPorts, Children, Clock, Store, body
 from unit.operator.observations import SETTINGS, pod_body
 
