@@ -1,15 +1,18 @@
 """The template of a pod: our worker, or a gate before another engine. Pure: equal arguments give
 equal bytes."""
 
+import json
 import math
 from collections.abc import Collection
 from typing import Any
+
+from msgspec import to_builtins
 
 from ..engines import FOREIGN, image_of, sluice
 from ..engines.engine import ADMIN_KEY, LOOPBACK, PORT, Start, flags
 from ..engines.vllm import PACKAGES, PACKAGES_DIR, SOCKET, SOCKET_DIR
 from ..settings import Settings
-from ..spec.service import InferenceService, Model
+from ..spec.service import Api, InferenceService, Model
 from . import resources
 from .runtime import runtime_name
 
@@ -44,11 +47,11 @@ _OWN_HOSTS = "localhost,127.0.0.1,::1,.svc,.cluster.local"
 spellings of each variable are read, and by many only one of them."""
 _LAST_WORDS = {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG}
 _UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-_GATE_RESOURCES = {
-    "limits": {"memory": "512Mi"},
-    "requests": {"cpu": "100m", "memory": "128Mi"},
-}
-"""A gate has 60 MB without load, and bounded bodies and queues above it."""
+_GATE_REQUESTS = {"cpu": "100m", "memory": "128Mi"}
+_GATE_BYTES, _LARGEST_AT_ONCE, _LEAST_BYTES = 256 << 20, 4, 512 << 20
+"""A gate's memory: 60 MB without load, queues, and several of the largest bodies at once."""
+_GATE_BODY_BYTES = 64 << 20
+"""Largest body before another engine: images and audio come in bodies."""
 _GATE_START_S = 300
 """Seconds until the engine's probe asks the gate, whose image may still be pulled."""
 _PACKAGES_FROM = "/opt/sluice/src"
@@ -72,6 +75,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         # A CPU pod's memory is its container's limit.
         **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
+        **_api_inputs(service),
         **_engine_inputs(service),
         "image": [image_of(spec.engine, settings), settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
@@ -86,6 +90,11 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         "runtime": spec.hardware.runtime_class_name,
         "drain": spec.drain.timeout_s,
     }
+
+
+def _api_inputs(service: InferenceService) -> dict[str, object]:
+    given = to_builtins(service.spec.api)
+    return {"api": given} if service.spec.api != Api() else {}
 
 
 def _engine_inputs(service: InferenceService) -> dict[str, object]:
@@ -195,7 +204,11 @@ def _containers(
         "args": _gate_arguments(service, capacity),
         "env": _own_environment(),
     }
-    gate = _front(service, settings, "gate", settings.gate_image, told, _GATE_RESOURCES, "admin")
+    gate_held = {
+        "limits": {"memory": resources.bytes_quantity(gate_bytes(service))},
+        "requests": _GATE_REQUESTS,
+    }
+    gate = _front(service, settings, "gate", settings.gate_image, told, gate_held, "admin")
     engine = _engine(service, settings, capacity, commit, held)
     return {"initContainers": [*_copies(service, settings), engine], "containers": [gate]}
 
@@ -298,7 +311,7 @@ def _copies(service: InferenceService, settings: Settings) -> list[Manifest]:
             "image": settings.gate_image,
             "imagePullPolicy": settings.image_pull_policy,
             "command": ["cp", "-r", *sources, PACKAGES_DIR],
-            "resources": _GATE_RESOURCES,
+            "resources": {"limits": {"memory": "512Mi"}, "requests": _GATE_REQUESTS},
             "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
             "volumeMounts": [{"name": "packages", "mountPath": PACKAGES_DIR}],
         }
@@ -463,8 +476,11 @@ def _door(service: InferenceService) -> dict[str, object]:
 
 def _frontend(service: InferenceService) -> dict[str, object]:
     """Files and times of a worker and of a gate."""
-    spec = service.spec
+    spec, api = service.spec, service.spec.api
     return {
+        "max-body-bytes": _body_bytes(service),
+        "keep-alive-timeout": None if api.keep_alive_s is None else f"{api.keep_alive_s:g}",
+        "trusted-proxies": json.dumps(api.trusted_proxies) if api.trusted_proxies else None,
         "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
         "runtime-config-dir": _RUNTIME_DIR,
@@ -484,8 +500,20 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
             "health-path": spec.engine.health_path,
             "engine-socket": SOCKET if _has_scheduler(service) else None,
             "engine-admin-key-file": f"{_ADMIN_DIR}/{ENGINE_KEY}" if has_key else None,
+            "memory-bytes": gate_bytes(service),
             **_door(service),
             **_frontend(service),
         }
     )
     return list(given)
+
+
+def gate_bytes(service: InferenceService) -> int:
+    """Memory that a gate may take."""
+    return max(_LEAST_BYTES, _GATE_BYTES + _LARGEST_AT_ONCE * (_body_bytes(service) or 0))
+
+
+def _body_bytes(service: InferenceService) -> int | None:
+    """Bytes of the largest body; None leaves it to our worker."""
+    default = None if service.spec.engine.name == "Sluice" else _GATE_BODY_BYTES
+    return service.spec.api.max_body_bytes or default

@@ -211,6 +211,12 @@ INVALID = [
     Invalid("spec.replicas", -1, "greater than or equal to 0"),
     Invalid("spec.rollout", "Recreate", "Unsupported value"),
     Invalid("spec.drain.timeout", "2h", _DURATION),
+    Invalid("spec.api.maxBodySize", "2Gi", "must be bytes from 1Ki to 1Gi"),
+    Invalid("spec.api.maxBodySize", "64MB", "must be bytes from 1Ki to 1Gi"),
+    Invalid("spec.api.keepAliveTimeout", "10", _DURATION),
+    Invalid("spec.api.trustedProxies", ["10.0.0.1/8"], "must be a network such as 10.0.0.0/8"),
+    Invalid("spec.api.trustedProxies", ["10.0.0.1"], "must be a network such as 10.0.0.0/8"),
+    Invalid("spec.api.trustedProxies", ["10.0.0.0/8"] * 65, "at most 64 items"),
     Invalid("metadata.name", "a" * 41, "metadata.name must have at most 40 characters"),
     Invalid("metadata.name", "1demo", "metadata.name must be lower-case letters"),
     Invalid("metadata.name", "demo.v1", "metadata.name must be lower-case letters"),
@@ -290,6 +296,9 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.rollout": _texts("Surge", "Replace"),
     "spec.apiKeySecretRef": st.just({"name": "demo-keys"}),
     "spec.drain.timeout": _durations(1000, 3_600_000),
+    "spec.api.maxBodySize": st.integers(1024, 2**30) | _texts("1Ki", "0.5Mi", "64Mi", "1Gi"),
+    "spec.api.keepAliveTimeout": _durations(1000, 86_400_000),
+    "spec.api.trustedProxies": st.lists(_texts("10.0.0.0/8", "fd00::/8", "0.0.0.0/0"), max_size=3),
 }  # fmt: skip
 _JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [
