@@ -38,9 +38,10 @@ from ..status.events import Notice
 from ..status.write_limiter import WriteTurns
 from ..status.writer import StatusWriter
 from ..tuner.replicas import wanting_none
-from . import ownership
+from . import ownership, rival
 from .children import Children
 from .plan import Observed, Plan, plan
+from .rival import Rivalry
 
 _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
@@ -70,12 +71,14 @@ class Dependencies:
 class _Memory:
     """The memory of one reconciler; all of it can be lost at any time.
 
-    `pods`: as last reported, by uid. `told`: by reason, the key of the last event.
+    `pods`: as last reported, by uid. `told`: by reason, the key of the last event. `rivalry`: of
+    others who write the replicas.
     """
 
     runtime: Runtime | None = None
     pods: Mapping[str, Pod] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
+    rivalry: Rivalry = Rivalry()
 
 
 class Reconciler:
@@ -224,6 +227,10 @@ class Reconciler:
         held = live.get("ConfigMap")
         if held and is_ours(service, held):
             self._take(held)
+        wanted = memory.runtime.replicas if memory.runtime else None
+        memory.rivalry = rival.after(
+            memory.rivalry, live.get("Deployment"), wanted, service.generation, now
+        )
         return Observed(
             live=live,
             pods=pods,
@@ -238,6 +245,7 @@ class Reconciler:
             failed=await self._failures.newest(pods, now),
             keys_problem=await self._keys.problem(service, time.monotonic()),
             former=memory.pods,
+            rival=memory.rivalry.writer,
         )
 
     def _take(self, held: Object) -> None:
