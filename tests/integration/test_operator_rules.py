@@ -115,3 +115,80 @@ def test_an_edit_by_a_person_is_put_back(operator: OperatorProcess, space: Names
     operator.wait("the edit to be put back", lambda: replicas(space) == 1)
     operator.await_passes(3)
     assert space.condition("Reconciling")["reason"] != "ReplicasTaken"
+
+
+QUOTA = dict.fromkeys(
+    ("requests.cpu", "requests.memory", "limits.cpu", "limits.memory", "pods"), "1000Gi"
+)
+GPU = {"accelerator": "nvidia", "memory": "8Gi", "hostMemory": "8Gi"}
+PODS: dict[str, dict[str, Any]] = {
+    "Sluice": {},
+    "Sluice on a GPU": {"hardware": GPU},
+    "VLLM": {"engine": {"name": "VLLM"}, "hardware": GPU},
+    "Custom": {"engine": {"name": "Custom", "image": "r/e:1"}},
+}
+
+
+def rule(space: Namespace, quota: dict[str, str]) -> None:
+    """A namespace that enforces `restricted` and a quota."""
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    space.client.patch(
+        f"/api/v1/namespaces/{space.name}",
+        json={"metadata": {"labels": label}},
+        headers={"Content-Type": "application/merge-patch+json"},
+    ).raise_for_status()
+    space.create("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": quota}})
+    # What the quota's controller writes; without it admission takes no notice of the quota.
+    used = dict.fromkeys(quota, "0")
+    space.patch("resourcequotas", "q", {"status": {"hard": quota, "used": used}}, "status")
+
+
+def admit(space: Namespace) -> httpx.Response:
+    """The Deployment's pod, as its ReplicaSet would make it."""
+    template = space.get("deployments", "demo")["spec"]["template"]
+    metadata = {**template["metadata"], "generateName": "demo-"}
+    body = {"metadata": metadata, "spec": template["spec"]}
+    return space.client.post(space.path("pods"), json=body, params={"dryRun": "All"})
+
+
+@pytest.mark.parametrize("pods", PODS)
+def test_each_pod_is_admitted_where_a_quota_demands_limits_of_every_container(
+    operator: OperatorProcess, space: Namespace, pods: str
+) -> None:
+    rule(space, QUOTA)
+    create_demo(space, **PODS[pods])
+    operator.wait("the Deployment", lambda: space.find("deployments", "demo") is not None)
+    answer = admit(space)
+    assert answer.is_success, answer.text
+
+
+def test_each_pod_is_admitted_within_bounds_for_a_container(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    most = {"type": "Container", "max": {"cpu": "2", "memory": "8Gi"}, "min": {"cpu": "50m"}}
+    space.create("limitranges", {"metadata": {"name": "l"}, "spec": {"limits": [most]}})
+    create_demo(space, **PODS["VLLM"])
+    operator.wait("the Deployment", lambda: space.find("deployments", "demo") is not None)
+    answer = admit(space)
+    assert answer.is_success, answer.text
+
+
+def test_what_a_quota_refuses_is_said_with_the_field_that_mends_it(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    """A GPU's pod has no limit of host memory unless the object gives one."""
+    rule(space, QUOTA)
+    create_demo(space, hardware={"accelerator": "nvidia", "memory": "8Gi"})
+    operator.wait("the Deployment", lambda: space.find("deployments", "demo") is not None)
+    answer = admit(space)
+    assert answer.status_code == 403
+    failure = {
+        "type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
+        "message": answer.json()["message"],
+    }  # fmt: skip
+    space.patch("deployments", "demo", {"status": {"conditions": [failure]}}, "status")
+    operator.wait("the verdict", lambda: space.condition("Stalled").get("status") == "True")
+    for kind in ("Ready", "Stalled"):
+        said = space.condition(kind)["message"]
+        assert "must specify limits.memory" in said
+        assert said.endswith("spec.hardware.hostMemory sets it")

@@ -59,8 +59,8 @@ class Observed:
     `accepted`: by kind, `drift.acceptance` of our last write. `deleted`: kinds whose last child
     somebody deleted. `unsaved_s`: seconds since the runtime was last persisted. `failed`: why the
     newest failed pod failed. `keys_problem`: why the Secret of the API's keys is unusable, "" if it
-    is usable. `former`: the pods of the last pass, by uid. `rival`: who keeps setting the replicas of
-    the Deployment, "" for nobody.
+    is usable. `former`: the pods of the last pass, by uid. `rival`: who keeps setting the
+    Deployment's replicas, "" for nobody.
     """
 
     live: Mapping[str, Object]

@@ -16,8 +16,8 @@ _AGAIN_S = 600.0
 @dataclass(frozen=True, slots=True)
 class Rivalry:
     """What is known of such writers. `last`: of the newest edit, seen at `last_s`, after which the
-    Deployment's generation was `edited`. `writer`: who keeps the number, "" for nobody, until an edit of the
-    object raises its `generation`."""
+    Deployment's generation was `edited`. `writer`: who keeps the number, "" for nobody, until an
+    edit of the object raises its `generation`."""
 
     last: str = ""
     edited: int = 0

@@ -269,7 +269,16 @@ def _of_deployment(report: Report) -> tuple[Reason | Foreign, str] | None:
 
 
 def _sentence(who: str, trouble: Trouble) -> str:
-    return f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+    said = f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+    advice = [field for lack, field in _MENDED_BY.items() if lack in trouble.message]
+    return "; ".join([said, *advice])
+
+
+_MENDED_BY = {
+    "must specify limits.memory": "spec.hardware.hostMemory sets it",
+    "Insufficient ephemeral-storage": "a claim in spec.model.cache.pvc takes its place",
+}
+"""By what Kubernetes lacks of a pod, the field that gives it."""
 
 
 def _stalled(report: Report, ready: Condition, now: float) -> Condition:
