@@ -9,7 +9,7 @@ from sluice_operator.settings import FIELD_MANAGER
 
 
 def _live(replicas: int, writer: str, generation: int) -> dict[str, Any]:
-    owned = {"f:spec": {"f:replicas": {}}}
+    owned: dict[str, Any] = {"f:spec": {"f:replicas": {}}}
     entry = {"manager": writer, "operation": "Update", "subresource": "scale", "fieldsV1": owned}
     other = {"manager": FIELD_MANAGER, "fieldsV1": {"f:spec": {"f:template": {}}}}
     meta = {"generation": generation, "managedFields": [other, entry]}
