@@ -15,6 +15,13 @@ from integration.apiserver import ApiServer
 from integration.operator_runs import create_demo, create_namespace, running_operator, settle
 from integration.test_operator_worker import running_worker
 
+COMPILATION = {
+    "cudagraph_mode": "FULL_AND_PIECEWISE",
+    "cudagraph_capture_sizes": [*range(8, 736, 8)],
+}
+ARGS = [f"--compilation-config={json.dumps(COMPILATION)}", *(f"--flag-{n}=1" for n in range(67))]
+"""Users give a JSON object as one value, and tools write 68 of them."""
+
 
 def test_a_vllm_object_becomes_a_deployment_with_a_gate(
     apiserver: ApiServer, client: httpx.Client, models: Path, tmp_path: Path
@@ -24,7 +31,7 @@ def test_a_vllm_object_becomes_a_deployment_with_a_gate(
     log = tmp_path / "operator.log"
     with running_operator(apiserver, models, log, space.name, *flags) as operator:
         hardware = {"accelerator": "nvidia", "memory": "8Gi"}
-        create_demo(space, engine={"name": "VLLM", "args": ["--seed=1"]}, hardware=hardware)
+        create_demo(space, engine={"name": "VLLM", "args": ARGS}, hardware=hardware)
         settle(operator, space)
         pod = space.get("deployments", "demo")["spec"]["template"]["spec"]
         [gate], [copy, engine] = pod["containers"], pod["initContainers"]
@@ -33,6 +40,7 @@ def test_a_vllm_object_becomes_a_deployment_with_a_gate(
         assert "restartPolicy" not in copy
         assert engine["args"][0] == "/models/demo"
         assert "--host=127.0.0.1" in engine["args"]
+        assert set(ARGS) <= set(engine["args"])
         ceiling = space.get("inferenceservices", "demo")["status"]["batching"]["ceiling"]
         assert f"--max-num-seqs={ceiling}" in engine["args"]
         assert f"--max-num-seqs={ceiling}" in gate["args"]
@@ -126,4 +134,17 @@ def test_an_engine_that_answers_500_is_not_ready_until_it_is_mended(
             assert ask(8) == {200}
             operator.wait("an answer", lambda: said("Ready") == ("True", "Serving"))
             assert said("RequestsSucceed") == ("False", "RequestsFail")  # in the window, most did
+
+
+def test_the_longest_arguments_that_are_taken_reach_the_pod(
+    apiserver: ApiServer, client: httpx.Client, models: Path, tmp_path: Path
+) -> None:
+    """Quotes are the worst of usual text: JSON doubles them."""
+    space = create_namespace(client, "longest")
+    engine = {"name": "Custom", "image": "r/e:1", "args": ['"' * 4096] * 16}
+    with running_operator(apiserver, models, tmp_path / "operator.log", space.name) as operator:
+        create_demo(space, engine=engine)
+        operator.wait("the Deployment", lambda: space.find("deployments", "demo") is not None)
+        pod = space.get("deployments", "demo")["spec"]["template"]["spec"]
+        assert pod["initContainers"][0]["args"] == engine["args"]
         space.delete("inferenceservices", "demo")

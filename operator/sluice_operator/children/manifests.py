@@ -154,6 +154,7 @@ def deployment(
     replicas: int,
     live: Object | None,
     loading_bytes: int = HOST_BYTES,
+    disk_bytes: int = 0,
     commit: str = "",
     is_unread: bool = False,
     is_pending: bool = False,
@@ -162,7 +163,8 @@ def deployment(
     """The Deployment. A template made from the same inputs stays as `live` has it.
 
     So an operator that renders templates differently restarts no pod until its object changes.
-    `loading_bytes`: host memory for a pod with a GPU whose object does not say.
+    `loading_bytes`: host memory for a pod with a GPU whose object does not say. `disk_bytes`: the
+    node's disk for a hub's model without a claim, 0 if not known; it restarts no pod.
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods with a higher ceiling stay,
     as the cap is lowered live. A higher ceiling takes new pods, and only if it was asked for. An
     operator that finds room for more in the same memory restarts none.
@@ -185,9 +187,10 @@ def deployment(
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
     if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == model):
         commit = pinned_commit(live)
+    held = pod.held(service, loading_bytes, disk_bytes)
     template = kept or {
         "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
-        "spec": pod.pod_spec(service, settings, ceiling, commit, loading_bytes),
+        "spec": pod.pod_spec(service, settings, ceiling, commit, held),
     }
     spec = {
         "replicas": replicas,

@@ -1,14 +1,18 @@
 """The template of a pod: our worker, or a gate before another engine. Pure: equal arguments give
 equal bytes."""
 
+import json
 import math
+from collections.abc import Collection
 from typing import Any
+
+from msgspec import to_builtins
 
 from ..engines import FOREIGN, image_of, sluice
 from ..engines.engine import ADMIN_KEY, LOOPBACK, PORT, Start, flags
 from ..engines.vllm import PACKAGES, PACKAGES_DIR, SOCKET, SOCKET_DIR
 from ..settings import Settings
-from ..spec.service import InferenceService, Model
+from ..spec.service import Api, InferenceService, Model
 from . import resources
 from .runtime import runtime_name
 
@@ -38,13 +42,11 @@ ENGINE_KEY = "engine"
 _HOME = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - an emptyDir; the root is read-only
 _USER_NAME = {"name": "USER", "value": "sluice"}
 """torch looks for the name of the user, whom these images do not know."""
+_OWN_HOSTS = "localhost,127.0.0.1,::1,.svc,.cluster.local"
+"""Never asked through a hub's proxy: an engine may ask itself when it starts (sglang#9155). Both
+spellings of each variable are read, and by many only one of them."""
 _LAST_WORDS = {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG}
 _UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-_GATE_RESOURCES = {
-    "limits": {"memory": "512Mi"},
-    "requests": {"cpu": "100m", "memory": "128Mi"},
-}
-"""A gate has 60 MB without load, and bounded bodies and queues above it."""
 _GATE_START_S = 30
 """Seconds until the engine's probe first asks the gate. Its image is on the node by then, because
 `_gate_image` has run."""
@@ -52,6 +54,12 @@ _HUNG_GRACE_SECONDS = 15
 """Seconds to leave for what does not answer its liveness probe. A drain would wait for answers that
 cannot come, and a stopped process takes no SIGTERM."""
 _SERVED_FILE = "/tmp/engine-served"  # noqa: S108 - on an emptyDir, which outlives a container
+_GATE_REQUESTS, _GATE_CPU = {"cpu": "100m", "memory": "128Mi"}, "2"
+"""A limit that a loop and a reader beside it never reach. Some quotas demand one."""
+_GATE_BYTES, _LARGEST_AT_ONCE, _LEAST_BYTES = 256 << 20, 4, 512 << 20
+"""A gate's memory: 60 MB without load, queues, and several of the largest bodies at once."""
+_GATE_BODY_BYTES = 64 << 20
+"""Largest body before another engine: images and audio come in bodies."""
 _PACKAGES_FROM = "/opt/sluice/src"
 
 
@@ -73,6 +81,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         # A CPU pod's memory is its container's limit.
         **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
+        **_api_inputs(service),
         **_engine_inputs(service),
         "image": [image_of(spec.engine, settings), settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
@@ -87,6 +96,11 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         "runtime": spec.hardware.runtime_class_name,
         "drain": spec.drain.timeout_s,
     }
+
+
+def _api_inputs(service: InferenceService) -> dict[str, object]:
+    given = to_builtins(service.spec.api)
+    return {"api": given} if service.spec.api != Api() else {}
 
 
 def _engine_inputs(service: InferenceService) -> dict[str, object]:
@@ -115,10 +129,10 @@ def pod_spec(
     settings: Settings,
     ceiling: int | None,
     commit: str,
-    loading_bytes: int,
+    held: Manifest,
 ) -> Manifest:
-    """`spec` of the template. `children.deployment` explains `ceiling`, `commit` and
-    `loading_bytes`."""
+    """`spec` of the template. `children.deployment` explains `ceiling` and `commit`; `held`:
+    resources of what loads the model."""
     hardware = service.spec.hardware
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -130,7 +144,7 @@ def pod_spec(
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **_containers(service, settings, ceiling, commit, loading_bytes),
+        **_containers(service, settings, ceiling, commit, held),
         "volumes": [{"name": name, **source} for name, source, _ in _volumes(service, settings)],
     }
     if hardware.node_selector:
@@ -140,6 +154,16 @@ def pod_spec(
     if hardware.runtime_class_name:
         spec["runtimeClassName"] = hardware.runtime_class_name
     return spec
+
+
+def held(service: InferenceService, loading_bytes: int, disk_bytes: int) -> Manifest:
+    """Resources of the container that loads the model, which may have to fetch it first."""
+    model, hardware = service.spec.model, service.spec.hardware
+    fetched_bytes = disk_bytes if model.repo and model.cache is None else 0
+    return {
+        "limits": resources.limits(hardware),
+        "requests": resources.requests(hardware, loading_bytes, fetched_bytes),
+    }
 
 
 def metadata_annotations(service: InferenceService) -> dict[str, str]:
@@ -169,14 +193,10 @@ def _containers(
     settings: Settings,
     ceiling: int | None,
     commit: str,
-    loading_bytes: int,
+    held: Manifest,
 ) -> Manifest:
     """Our worker alone, or a gate beside an engine, which is the sidecar: it starts first, and gets
     SIGTERM when the gate has drained and ended (KEP-753)."""
-    held = {
-        "limits": resources.limits(service.spec.hardware),
-        "requests": resources.requests(service.spec.hardware, loading_bytes),
-    }
     if service.spec.engine.name == "Sluice":
         image, arguments = (
             image_of(service.spec.engine, settings),
@@ -190,7 +210,14 @@ def _containers(
         "args": _gate_arguments(service, capacity),
         "env": _own_environment(),
     }
-    gate = _front(service, settings, "gate", settings.gate_image, told, _GATE_RESOURCES, "admin")
+    gate_held = {
+        "limits": {
+            "cpu": _GATE_CPU,
+            "memory": resources.bytes_quantity(gate_bytes(service)),
+        },
+        "requests": _GATE_REQUESTS,
+    }
+    gate = _front(service, settings, "gate", settings.gate_image, told, gate_held, "admin")
     engine = _engine(service, settings, capacity, commit, held)
     first = _gate_image(service, settings)
     return {"initContainers": [first, engine], "containers": [gate]}
@@ -247,6 +274,7 @@ def _engine(
     run = FOREIGN[spec.engine.name].invoke(start)
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
+    taken = {*given, *_other_spellings(given)}
     home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
     hub = _hub_environment(service, settings)
     ours = [*_environment(service), _USER_NAME, *home, *hub, *own, *_admin_key(service)]
@@ -258,7 +286,7 @@ def _engine(
         **({"command": list(run.command)} if run.command else {}),
         "args": [*run.args, *spec.engine.args, *run.owned],
         # A variable that is there twice is refused by the API server.
-        "env": [*(one for one in ours if one["name"] not in given), *given.values()],
+        "env": [*(one for one in ours if one["name"] not in taken), *given.values()],
         "resources": held,
         "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
         "livenessProbe": {
@@ -297,7 +325,10 @@ def _gate_image(service: InferenceService, settings: Settings) -> Manifest:
         "image": settings.gate_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": command,
-        "resources": _GATE_RESOURCES,
+        "resources": {
+            "limits": {"cpu": _GATE_CPU, "memory": "512Mi"},
+            "requests": _GATE_REQUESTS,
+        },
         "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
         "volumeMounts": mounts,
     }
@@ -355,8 +386,9 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         return []
     environment: list[Manifest] = [{"name": "HF_ENDPOINT", "value": settings.hub_endpoint}]
     if settings.hub_proxy:
-        names = ("HTTPS_PROXY", "HTTP_PROXY")
-        environment += [{"name": name, "value": settings.hub_proxy} for name in names]
+        proxies = {"HTTPS_PROXY": settings.hub_proxy, "HTTP_PROXY": settings.hub_proxy}
+        for name, value in {**proxies, "NO_PROXY": _OWN_HOSTS}.items():
+            environment += [{"name": one, "value": value} for one in (name, name.lower())]
     if settings.hub_authorities:
         file = f"{_AUTHORITIES_DIR}/{_AUTHORITIES}"
         environment.append({"name": "SSL_CERT_FILE", "value": file})  # replaces httpx's public ones
@@ -364,6 +396,11 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": source})
     return environment
+
+
+def _other_spellings(given: Collection[str]) -> set[str]:
+    """Of the proxy's variables that the user gives: ours in the other one would win over it."""
+    return {one.swapcase() for one in given if one.upper().endswith("_PROXY")}
 
 
 def _storage(service: InferenceService) -> list[_Volume]:
@@ -455,8 +492,11 @@ def _door(service: InferenceService) -> dict[str, object]:
 
 def _frontend(service: InferenceService) -> dict[str, object]:
     """Files and times of a worker and of a gate."""
-    spec = service.spec
+    spec, api = service.spec, service.spec.api
     return {
+        "max-body-bytes": _body_bytes(service),
+        "keep-alive-timeout": None if api.keep_alive_s is None else f"{api.keep_alive_s:g}",
+        "trusted-proxies": json.dumps(api.trusted_proxies) if api.trusted_proxies else None,
         "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
         "runtime-config-dir": _RUNTIME_DIR,
@@ -477,8 +517,20 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
             "engine-socket": SOCKET if _has_scheduler(service) else None,
             "engine-admin-key-file": f"{_ADMIN_DIR}/{ENGINE_KEY}" if has_key else None,
             "served-file": _SERVED_FILE,
+            "memory-bytes": gate_bytes(service),
             **_door(service),
             **_frontend(service),
         }
     )
     return list(given)
+
+
+def gate_bytes(service: InferenceService) -> int:
+    """Memory that a gate may take."""
+    return max(_LEAST_BYTES, _GATE_BYTES + _LARGEST_AT_ONCE * (_body_bytes(service) or 0))
+
+
+def _body_bytes(service: InferenceService) -> int | None:
+    """Bytes of the largest body; None leaves it to our worker."""
+    default = None if service.spec.engine.name == "Sluice" else _GATE_BODY_BYTES
+    return service.spec.api.max_body_bytes or default

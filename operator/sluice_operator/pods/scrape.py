@@ -30,7 +30,7 @@ from ..tuner.constants import BURST_MEMORY_S
 from ..tuner.evidence import clock_shift
 
 T = TypeVar("T")
-DEADLINE_S = 2.0
+DEADLINE_S, CONNECT_S = 2.0, 1.5
 MAX_OPEN = 64
 """Exchanges at once with the pods of all objects."""
 MAX_OPEN_OF_OBJECT = 8
@@ -206,6 +206,10 @@ class Scraper:
         try:
             async with self._client.stream(call.verb, target.url(call.path), **given) as response:
                 answer = await _capped(response, call.most)
+        except httpx.ConnectTimeout as e:
+            said = f"no connection to port {target.port} within {CONNECT_S:g} s"
+            why = "as where no NetworkPolicy lets the operator in"
+            raise ScrapeError("Timeout", f"{said}, {why}") from e
         except httpx.TimeoutException as e:
             raise ScrapeError("Timeout", f"{call.path}: {type(e).__name__}") from e
         except httpx.HTTPError as e:
@@ -229,7 +233,10 @@ def create_client() -> httpx.AsyncClient:
     """A client for pods only: no proxy from the environment, no redirects."""
     limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
     return httpx.AsyncClient(
-        trust_env=False, follow_redirects=False, limits=limits, timeout=DEADLINE_S
+        trust_env=False,
+        follow_redirects=False,
+        limits=limits,
+        timeout=httpx.Timeout(DEADLINE_S, connect=CONNECT_S),
     )
 
 

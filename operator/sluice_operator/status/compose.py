@@ -17,7 +17,7 @@ from ..children.runtime import Runtime
 from ..cluster.observed import NODE_S, Object, Pod, Rollout, Trouble
 from ..model.fit import Fit
 from ..reasons import Foreign, Reason
-from ..spec.service import MAX_HISTORY, InferenceService
+from ..spec.service import API_VERSION, KIND, MAX_HISTORY, InferenceService
 from ..tuner import Condition, Decision, TargetVerdict
 from ..tuner.evidence import pooled
 from ..tuner.types import Failures, Move, ReplicaChange
@@ -38,7 +38,7 @@ class Report:
     `decision` is None before there is a cap. `problems`: sentences on pods that did not answer.
     `is_withheld`: an edit waits for its model to be read, or for its keys. `keys_problem`: why the
     Secret of the API's keys is unusable, "" if it is usable. `failed`: why the newest failed pod
-    failed.
+    failed. `rival`: who keeps setting the Deployment's replicas, "" for nobody.
     """
 
     service: InferenceService
@@ -56,6 +56,12 @@ class Report:
     is_withheld: bool = False
     keys_problem: str = ""
     failed: Trouble | None = None
+    rival: str = ""
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether somebody else sets the replicas."""
+        return bool(self.rival) or self.service.spec.replicas is not None
 
     @property
     def drains(self) -> bool:
@@ -211,7 +217,7 @@ def _ready(report: Report) -> Condition:
     if report.fit.is_pending and not (report.pods or report.rollout.observed):
         return Condition(False, Reason.READING_MODEL, report.fit.message)
     if report.desired == 0:
-        said = "spec.replicas is 0"
+        said = _taken(report) if report.rival else "spec.replicas is 0"
         if left := len(report.pods):
             return Condition(False, Reason.SCALING, f"{said}; pods left: {left}")
         return Condition(True, Reason.SCALED_TO_ZERO, said)
@@ -276,7 +282,16 @@ def _of_deployment(report: Report) -> tuple[Reason | Foreign, str] | None:
 
 
 def _sentence(who: str, trouble: Trouble) -> str:
-    return f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+    said = f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+    advice = [field for lack, field in _MENDED_BY.items() if lack in trouble.message]
+    return "; ".join([said, *advice])
+
+
+_MENDED_BY = {
+    "must specify limits.memory": "spec.hardware.hostMemory sets it",
+    "Insufficient ephemeral-storage": "a claim in spec.model.cache.pvc takes its place",
+}
+"""By what Kubernetes lacks of a pod, the field that gives it."""
 
 
 def _stalled(report: Report, ready: Condition, now: float) -> Condition:
@@ -341,12 +356,25 @@ def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condit
     is_behind = not rollout.observed or rollout.updated < desired or rollout.outdated
     if is_behind or _serving_still(report):
         return _rolling_out(report)
-    if rollout.replicas != desired or rollout.ready < desired:
+    is_scaling = rollout.replicas != desired or rollout.ready < desired
+    if report.rival:
+        return Condition(is_scaling, Reason.REPLICAS_TAKEN, _taken(report))
+    if is_scaling:
         return Condition(True, Reason.SCALING, f"{rollout.ready} of {desired} pods are ready")
     if report.is_withheld:
         message = "the pods stay as they are until the model that is asked for can be read"
         return Condition(True, Reason.HEADERS_UNAVAILABLE, message)
     return Condition(False, Reason.SETTLED, "")
+
+
+def _taken(report: Report) -> str:
+    """The sentence on an HPA, say, that has the Deployment for its target."""
+    name = report.service.name
+    return (
+        f"{report.rival} sets the replicas of Deployment {name} to {report.desired} and keeps "
+        f"them: an HPA must name {API_VERSION} {KIND} {name} in its scaleTargetRef, not the "
+        "Deployment; the next edit of this object takes them back"
+    )
 
 
 def _serving_still(report: Report) -> int:
@@ -499,8 +527,7 @@ def _target(verdict: TargetVerdict) -> dict[str, Any]:
 
 def _scaling(report: Report) -> dict[str, Any]:
     decision, history = report.decision, report.runtime.past.scale_history
-    external = report.service.spec.replicas is not None
-    part: dict[str, Any] = {"replicasOwner": "External" if external else "Sluice"}
+    part: dict[str, Any] = {"replicasOwner": "External" if report.has_owner else "Sluice"}
     if decision is not None:
         part |= _why(decision.replicas_move, decision.replicas)
         part["desired"] = decision.desired_replicas

@@ -49,8 +49,8 @@ _QUIET = frozenset(
     }
 )
 """Reasons of normal operation, which need no event."""
-_WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE})
-"""Reasons for which `Reconciling` may stay true for good, until somebody acts."""
+_WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE, Reason.REPLICAS_TAKEN})
+"""Reasons of `Reconciling` that may last for good, until somebody acts."""
 
 
 def of_pods(before: Mapping[str, Pod], pods: Sequence[Pod]) -> Iterator[Notice]:

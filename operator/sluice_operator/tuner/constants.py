@@ -163,6 +163,11 @@ MIN_BUDGET: Final = 64
 CHUNK_DIFFERS: Final = 1.5
 """A new token budget restarts the pods: it must be half as much again, or two thirds. Budgets are
 2**n and 3 * 2**n, so a fit that wavers between two neighbours of 1.33 changes nothing."""
+CHUNK_TICKS: Final = 150
+"""A token budget has settled once so many ticks with requests, five minutes, proposed alike, to
+less than CHUNK_DIFFERS. The first model is of seconds, in which an engine may still compile."""
+CHUNK_TICKS_MOST: Final = 1800
+"""... and is taken after an hour of them, however they differ: the load may never be steady."""
 CHUNK_KEPT_S: Final = 86_400.0
 """A token budget is replaced at most once a day (design)."""
 

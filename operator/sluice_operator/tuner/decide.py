@@ -90,11 +90,13 @@ def _until(now: float, past: Past) -> Past:
         return msgspec.structs.replace(change, **times)
 
     last, loaded, budget = past.last_change, past.loaded_cap, past.chunk_budget
+    trial = past.chunk_trial
     return msgspec.structs.replace(
         changed(past, "targets_since_s", "scale_out_since_s", "scale_in_since_s"),
         breached_caps=tuple(changed(known, "time_s") for known in past.breached_caps),
         loaded_cap=loaded and changed(loaded, "time_s"),
         chunk_budget=budget and changed(budget, "time_s"),
+        chunk_trial=trial and changed(trial, "at_s"),
         last_change=last and changed(last, "time_s"),
         scale_history=tuple(changed(c, "time_s", "settled_s") for c in past.scale_history),
     )
@@ -122,7 +124,8 @@ def _remember(past: Past, context: Context, demand: Demand, decision: Decision) 
         past = msgspec.structs.replace(past, last_change=change)
     if decision.replicas != seen.replicas:
         past = record_scale(past, context, demand, decision.replicas_move)
-    return msgspec.structs.replace(past, chunk_budget=next_budget(context))
+    budget, trial = next_budget(context)
+    return msgspec.structs.replace(past, chunk_budget=budget, chunk_trial=trial)
 
 
 def _decision(

@@ -157,6 +157,17 @@ class ChunkBudget(Struct, frozen=True):
     key: str
 
 
+class ChunkTrial(Struct, frozen=True):
+    """A budget that is proposed, until it has settled. `num`: ticks in a row that proposed about
+    `tokens`; `total`: all ticks that proposed another budget than the pods'; `at_s`: the last."""
+
+    tokens: int
+    num: int
+    total: int
+    at_s: float
+    key: str
+
+
 class CapChange(Struct, frozen=True):
     """The last change of the cap. `epoch` is the one that this change opened."""
 
@@ -198,6 +209,7 @@ class Past(Struct, frozen=True):
     cold_start_s: float | None = None
     loaded_cap: LoadedCap | None = None
     chunk_budget: ChunkBudget | None = None
+    chunk_trial: ChunkTrial | None = None
 
     @property
     def last_scale(self) -> ReplicaChange | None:

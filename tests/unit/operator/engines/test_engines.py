@@ -10,8 +10,8 @@ import pytest
 from sluice_operator.children import manifests
 from sluice_operator.children.pod import GRACE_MARGIN_SECONDS
 from sluice_operator.engines import FOREIGN
-from sluice_operator.model.checkpoint import Unread, read
-from sluice_operator.model.fit import Refused, ceiling_of, judge
+from sluice_operator.model.checkpoint import Refused, Unread, read
+from sluice_operator.model.fit import ceiling_of, judge
 from sluice_operator.settings import parse
 from sluice_operator.spec.engine_rules import OWNED_FLAGS, OWNED_VARIABLES
 from sluice_operator.spec.service import EngineName
