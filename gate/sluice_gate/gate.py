@@ -5,6 +5,7 @@ import time
 from contextlib import AsyncExitStack
 
 from msgspec import structs
+from sluice_core.bounded import Numbers
 from sluice_core.contract import MemoryReport
 from sluice_core.errors import EngineDied, timestamp
 from sluice_core.wire import EngineLimits, Ready, StepReport
@@ -63,12 +64,14 @@ class Gate:
         )
         self.backend = self.runtime.backend
         self.admission = Admission(self.runtime, QUEUE_BYTES)
-        liveness = self.runtime.engine_liveness
-        self.upstream = Upstream(config.engine, config.server.served_model_name, liveness)
+        liveness, unreadable = self.runtime.engine_liveness, self.runtime.stats.unreadable
+        name = config.server.served_model_name
+        self.upstream = Upstream(config.engine, name, liveness, unreadable)
         self.upstream.on_ready, self.upstream.on_load = self._ready, self.backend.loaded
         self.upstream.on_away = self._away
         self.proxy = Proxy(config, self.admission, self.backend, self.upstream)
-        self._socket = VllmSocket(self._limits, self._inner_changed, self._inner_stepped)
+        told = self._inner_changed, self._inner_stepped
+        self._socket = VllmSocket(self._limits, *told, Numbers("socket", unreadable))
         self._num_inner = 0
         self._has_served = False
         self._sglang: SglangKey | None = None
@@ -144,7 +147,7 @@ class Gate:
         recorder, own = self.runtime.recorder, self.runtime.recorder.engine.snapshot
         tick = recorder.ticks.open
         decodes, prefill = tick.decodes, tick.prefill_tokens
-        recorder.engine.step(structs.replace(report, snapshot=own))
+        recorder.engine.step(structs.replace(report, snapshot=own, tokens=[]))
         tick.decodes, tick.prefill_tokens = decodes, prefill
 
     async def _fit(self) -> None:

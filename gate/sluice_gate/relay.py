@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import msgspec
+from sluice_core.bounded import Numbers
 from sluice_core.errors import RequestError, RequestFailed, SluiceError
 from sluice_frontend.http.guards import error_reply
 from sluice_frontend.openai.sse import error_event
@@ -33,19 +34,20 @@ class Relay:
 
     def __init__(self, backend: GateBackend, size: TokenSize) -> None:
         self._backend, self._size = backend, size
+        self._numbers = Numbers("usage", backend.unreadable)
 
     async def answered(
         self, flight: Flight, answer: "Answer", reply: aiohttp.ClientResponse
     ) -> None:
         if reply.status == 200 and reply.content_type in STREAMED:
-            chunks = Chunks(flight.asked.framing)
+            chunks = Chunks(flight.asked.framing, self._numbers)
             await self.relay(answer, reply, chunks, flight)
             self._backend.books.streamed(flight, chunks.usage)
             self._done(flight, chunks.usage)
             return
         body = await reply.read()
         if reply.status < 400:
-            self._done(flight, usage_of(body))
+            self._done(flight, usage_of(body, self._numbers))
         else:
             kind = RequestError if reply.status < 500 else RequestFailed
             self._backend.leave(flight, kind(f"the engine answered {reply.status}"))

@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from sluice_core.bounded import Numbers
 from sluice_core.errors import EngineDied, timestamp
 from sluice_frontend.evidence.health import Liveness
 from yarl import URL
@@ -25,6 +27,8 @@ START_POLL_S = 0.1
 SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
 READ_BYTES = 1 << 16
+MAX_PAGE_BYTES = 2 << 20
+"""Most bytes of an engine's metrics, or of what it says of itself."""
 HOP_BY_HOP = frozenset(
     (
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
@@ -37,7 +41,7 @@ HOP_BY_HOP = frozenset(
 
 class _Model(msgspec.Struct):
     id: str = ""
-    max_model_len: int | None = None
+    max_model_len: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -45,8 +49,8 @@ class _Models(msgspec.Struct):
 
 
 class _About(msgspec.Struct):
-    total_slots: int | None = None
-    max_running_requests: int | None = None
+    total_slots: Any = None
+    max_running_requests: Any = None
 
 
 T = TypeVar("T")
@@ -64,10 +68,18 @@ class Served:
 
 class Upstream:
     """One engine's server. `on_ready` and `on_away` are called at each change, `on_load` with each
-    look at its metrics, the text of which is `metrics`."""
+    look at its metrics, the text of which is `metrics`. `unreadable` counts the numbers that were
+    left out, by source."""
 
-    def __init__(self, flags: EngineFlags, model: str | None, liveness: Liveness) -> None:
+    def __init__(
+        self,
+        flags: EngineFlags,
+        model: str | None,
+        liveness: Liveness,
+        unreadable: Counter[str],
+    ) -> None:
         self._flags, self._model, self._liveness = flags, model, liveness
+        self._about, self._scraped = Numbers("about", unreadable), Numbers("metrics", unreadable)
         self.url = flags.upstream.rstrip("/")
         self.is_up = False
         self.metrics = ""
@@ -166,31 +178,46 @@ class Upstream:
     async def _load(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
         facts = self._flags.facts
         self.metrics = await self.text("/metrics") if facts.has_metrics else ""
-        load = load_of(facts, self.metrics)
+        load = load_of(facts, self.metrics, self._scraped)
         self.on_load(load)
         self._liveness.beat(progress() + int(load.tokens or 0), has_work(), time.monotonic())
 
     async def text(self, path: str) -> str:
         """The body at `path`, empty if the engine has none. Raises aiohttp.ClientError,
-        TimeoutError."""
+        TimeoutError. It is read as UTF-8: an engine could name a charset that is no text's."""
         async with self.session.get(self.url + path, timeout=self._timeout) as reply:
-            return await reply.text(errors="replace") if reply.status == 200 else ""
+            page = bytearray()
+            if reply.status == 200:
+                async for part in reply.content.iter_any():
+                    page += part
+                    if len(page) > MAX_PAGE_BYTES:
+                        self._scraped.leave_out()
+                        return ""
+            return page.decode(errors="replace")
 
     async def _served(self) -> Served:
         models = await self._json("/v1/models", _Models)
         first = models.data[0] if models and models.data else _Model()
-        return Served(self._model or first.id, first.max_model_len or 0, await self._capacity())
+        window = self._about.count(first.max_model_len) or 0
+        return Served(self._model or first.id, window, await self._capacity())
 
     async def _capacity(self) -> int | None:
         """As llama.cpp and SGLang tell it."""
         path = self._flags.facts.about
         told = await self._json(path, _About) if path else None
-        return None if told is None else told.total_slots or told.max_running_requests
+        if told is None:
+            return None
+        return self._about.count(told.total_slots) or self._about.count(told.max_running_requests)
 
     async def _json(self, path: str, kind: type[T]) -> T | None:
         try:
-            return msgspec.json.decode(await self.text(path), type=kind)
-        except (msgspec.MsgspecError, aiohttp.ClientError, TimeoutError):
+            text = await self.text(path)
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+        try:
+            return msgspec.json.decode(text, type=kind) if text else None
+        except (msgspec.MsgspecError, RecursionError):
+            self._about.leave_out()
             return None
 
     async def _is_loaded(self) -> bool:
