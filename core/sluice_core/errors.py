@@ -58,7 +58,7 @@ class SluiceError(Exception):
     ) -> None:
         self.message = clean(message)
         super().__init__(self.message)
-        self.param = None if param is None else clean(param)
+        self.param = None if param is None else clean(param, MAX_TOLD)
         self.retry_after_s = retry_after_s
 
 

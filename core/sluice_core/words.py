@@ -7,7 +7,7 @@ as `str.isprintable` reads them. So there is no list of such characters to keep.
 
 from typing import Any
 
-MAX_WORDS = 4096
+MAX_WORDS = 1 << 14
 """Characters of one sentence, if nothing asks for less."""
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_core.errors import signal_name, timestamp
+from sluice_core.words import clean
 
 from ..reasons import Foreign, Reason
 from ..times import unix_time
@@ -57,7 +58,7 @@ def last_end(container: Mapping[str, Any]) -> Ended | None:
         return None
     code = int(ended.get("exitCode") or 0)
     return Ended(
-        container=str(container.get("name") or "worker"),
+        container=clean(str(container.get("name") or "worker")),
         is_for_memory=ended.get("reason") == "OOMKilled",
         exit_code=code,
         # A killed process writes no last words; the kubelet then gives the end of its log.
@@ -71,4 +72,4 @@ def _words(message: str) -> str:
     """Its sentences, without log events (JSON) and without the tail of an event that was cut."""
     lines = (line.strip() for line in message.splitlines())
     plain = [line for line in lines if not (line.startswith("{") or line.endswith("}"))]
-    return " ".join(" ".join(plain).split())[:_MAX_WORDS]
+    return clean(" ".join(" ".join(plain).split()), _MAX_WORDS)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_core.errors import timestamp
+from sluice_core.words import clean
 
 from ..reasons import Foreign, Reason
 from ..times import unix_time
@@ -33,7 +34,7 @@ _UNMOUNTED_S = 120.0
 """Seconds without volumes or network before a pod is in trouble."""
 _LATE_S = 10.0
 """Seconds after its grace period until a pod counts as stuck, and its room as taken."""
-_MAX_MESSAGE = 300
+_MAX_MESSAGE, _MAX_REASON = 300, 128
 _LACKS_ROOM = ("Insufficient ", "Too many pods")
 """The scheduler's words."""
 _LACKS_QUOTA = "exceeded quota: "
@@ -49,11 +50,18 @@ _TEMPLATE_LABEL = "pod-template-hash"
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Why a pod, or the creation of pods, makes no progress; the reason is Kubernetes' own word if
-    it has one. `passes`: the trouble may pass by itself, and soon."""
+    it has one. `passes`: the trouble may pass by itself, and soon.
+
+    The words are the kubelet's, a registry's, a webhook's or an engine's, so they are cleaned."""
 
     reason: Reason | Foreign
     message: str
     passes: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, Reason):
+            object.__setattr__(self, "reason", Foreign(clean(self.reason, _MAX_REASON)))
+        object.__setattr__(self, "message", clean(self.message))
 
 
 @dataclass(frozen=True, slots=True)
