@@ -33,8 +33,8 @@ StepSeconds = Annotated[float, Meta(ge=0, le=MAX_STEP_S)]
 def count(value: object, most: int = MAX_COUNT) -> int | None:
     """`value` as a whole number of at most `most`, also as digits; None if it is none."""
     if isinstance(value, str):
-        is_short = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_COUNT))
-        value = int(value) if is_short else None
+        is_short = len(value) <= len(str(most))  # Python refuses more than 4,300 digits
+        value = int(value) if is_short and value.isascii() and value.isdigit() else None
     elif isinstance(value, float):
         value = int(value) if value.is_integer() else None
     if isinstance(value, bool) or not isinstance(value, int):

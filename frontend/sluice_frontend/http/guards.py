@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from fastapi import FastAPI, Request
+from sluice_core.bounded import count as count_of
 from sluice_core.errors import (
     BodyTooLarge,
     ConfigError,
@@ -228,7 +229,7 @@ async def read_body(
     if (request.headers.get("content-encoding") or "identity").lower() != "identity":
         raise RequestError("Content-Encoding is not supported; send the body as it is")
     too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
-    if length is not None and int(length) > max_bytes:
+    if length is not None and count_of(length, max_bytes) is None:
         raise too_large
     body = bytearray()
     try:

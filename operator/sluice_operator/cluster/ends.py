@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_core.bounded import count
 from sluice_core.errors import signal_name, timestamp
 from sluice_core.words import clean
 
@@ -56,7 +57,7 @@ def last_end(container: Mapping[str, Any]) -> Ended | None:
     ).get("terminated")
     if not ended:
         return None
-    code = int(ended.get("exitCode") or 0)
+    code = count(ended.get("exitCode")) or 0
     return Ended(
         container=clean(str(container.get("name") or "worker")),
         is_for_memory=ended.get("reason") == "OOMKilled",
@@ -64,7 +65,7 @@ def last_end(container: Mapping[str, Any]) -> Ended | None:
         # A killed process writes no last words; the kubelet then gives the end of its log.
         words="" if code > _OF_SIGNALS else _words(str(ended.get("message") or "")),
         at_s=unix_time(ended.get("finishedAt")),
-        restarts=int(container.get("restartCount") or 0),
+        restarts=count(container.get("restartCount")) or 0,
     )
 
 

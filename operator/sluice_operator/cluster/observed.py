@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_core.bounded import count
 from sluice_core.errors import timestamp
 from sluice_core.words import clean
 
@@ -44,6 +45,8 @@ NODE_S = 600.0
 """Seconds until a pod that no node takes counts as one that will not come. By then, a node that
 restarts, or that an autoscaler adds, is there."""
 _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+MAX_VERSION = (1 << 63) - 1
+"""Of a resourceVersion: etcd counts in 64 bits."""
 _TEMPLATE_LABEL = "pod-template-hash"
 
 
@@ -180,7 +183,7 @@ def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
 
 def version(thing: Object) -> int:
     """The resourceVersion, which is a number that rises with each write (KEP-5504)."""
-    return int(thing.get("metadata", {}).get("resourceVersion", 0))
+    return count(thing.get("metadata", {}).get("resourceVersion"), MAX_VERSION) or 0
 
 
 def uid_of(body: Object | None) -> str:

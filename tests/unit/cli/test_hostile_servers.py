@@ -2,10 +2,11 @@
 prints no control character."""
 
 import json
+import logging
 import math
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -21,7 +22,9 @@ from sluice.measure.endpoint import (
     scrape,
     served_model,
 )
+from sluice.serve import Narration
 from sluice_core.bounded import MAX_TOKENS
+from sluice_frontend.http.logs import EventFormatter
 from unit.cli.served import service_under_traffic
 
 HOSTILE = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0)))) + "\u202e\u2066\u2028\u200f\ufeff"
@@ -243,3 +246,12 @@ def test_a_status_of_hostile_numbers_is_shown_or_refused_in_one_sentence(
         for command in ("status", "report"):
             assert main([command, "demo"]) in (0, 2), path
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("formatter", [EventFormatter(), Narration(cast(Any, None))])
+def test_a_line_of_a_log_obeys_no_words_of_others(formatter: logging.Formatter) -> None:
+    event = {"msg": "engine died", "levelname": "ERROR", "levelno": logging.ERROR}
+    record = logging.makeLogRecord(event | {"reason": f"{HOSTILE}\ud800", "open_requests": 3})
+    line = formatter.format(record)
+    assert line.isprintable()
+    assert "\\x1b" in line or "\\u001b" in line
