@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf, log, sqrt
 from typing import Any
 
+from sluice_core.bounded import count, number
 from sluice_core.latency import TARGET_MARGIN as MARGIN
 from sluice_core.latency import StepLaw, StepTime
 from sluice_operator.spec.service import InferenceService, SpecError, parse
@@ -81,10 +82,18 @@ def read_work(status: Object) -> WorkDone | None:
         return None
     output = load["tokens"] / finished
     names = ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs")
-    mean = max(float(lengths["mean"]), output)
-    a, b, c, d = (float(step[name]) for name in names)
+    mean = max(_number(lengths["mean"]), output)
+    a, b, c, d = (_number(step[name]) for name in names)
     times = StepTime(StepLaw(a, b, c, d).at_context(mean - output / 2))
-    return WorkDone(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
+    return WorkDone(output, load["promptTokens"] / finished, mean, _number(lengths["sigma"]), times)
+
+
+def _number(text: object) -> float:
+    """A number of the status; raises ValueError for one that it cannot hold."""
+    found = number(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no number that can be")
+    return found
 
 
 def build(service: InferenceService, status: Object, price: float | None) -> dict[str, Any]:
@@ -122,7 +131,7 @@ def _attained(name: str, target: Object) -> dict[str, Any]:
         "over": over,
         "attained": attained,
         "interval": interval,
-        "asked": None if allowed is None else 1 - float(allowed) / 100,
+        "asked": None if allowed is None else 1 - _number(allowed) / 100,
         "verdict": target.get("verdict", "NoTraffic"),
     }
 
@@ -181,7 +190,7 @@ def _advice(service: InferenceService, status: Object, work: WorkDone | None) ->
 
 def _device(service: InferenceService, status: Object, work: WorkDone) -> Iterator[str]:
     slo, load = service.spec.slo, status.get("load") or {}
-    busy = float(load.get("busyPercent", 0))
+    busy = _number(load.get("busyPercent", 0))
     alone_ms = work.step.mean_ms(1, 0)
     if slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
         factor = alone_ms / (MARGIN * slo.itl_ms)
@@ -257,7 +266,7 @@ def _batching(status: Object, work: WorkDone) -> Iterator[str]:
 def _bytes(memory: Object, key: str) -> int:
     """Measured bytes, else planned ones."""
     parts = {**(memory.get("planned") or {}), **(memory.get("measured") or {})}
-    return int(parts.get(key, 0))
+    return count(parts.get(key)) or 0
 
 
 def _row(t: Object) -> list[str]:

@@ -17,8 +17,14 @@ from .operations import OPERATIONS, takes_place
 OPEN_PATHS = frozenset(PROBE_PATHS) - {"/version"}
 """They answer without a key. The version is the engine's."""
 OWN_PATHS = OPEN_PATHS | {"/metrics"}
-OWN_FAMILIES = re.compile(r"^(# \w+ )?sluice_.*\n", re.MULTILINE)
-"""Lines of an engine that is a worker of ours: the gate has these families itself."""
+ENGINE_LINE = re.compile(
+    r"^(?:# HELP (?!sluice_)[A-Za-z_:][\w:]* .*"
+    r"|# TYPE (?!sluice_)[A-Za-z_:][\w:]* (?:counter|gauge|histogram|summary|untyped)"
+    r'|(?!sluice_)[A-Za-z_:][\w:]*(?:\{(?:\w+="(?:[^"\\\n]|\\.)*",?)*\})? [-+\w.]+(?: -?\d+)?)$',
+    re.ASCII | re.MULTILINE,
+)
+"""Lines of an engine's page that are shown. One that Prometheus cannot read would cost it ours as
+well. Families `sluice_*` are the gate's own, also before a worker of ours."""
 
 
 class ApiApp:
@@ -39,7 +45,8 @@ def metrics_of(gate: Gate) -> Callable[[], bytes]:
     registry.register(OwnCollector(runtime.model_name, runtime.stats, runtime.view))
 
     def scrape() -> bytes:
-        return OWN_FAMILIES.sub("", gate.upstream.metrics).encode() + generate_latest(registry)
+        lines = [f"{line[0]}\n" for line in ENGINE_LINE.finditer(gate.upstream.metrics)]
+        return "".join(lines).encode() + generate_latest(registry)
 
     return scrape
 

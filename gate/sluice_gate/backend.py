@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sluice_core.errors import SluiceError
@@ -50,6 +51,11 @@ class GateBackend:
     @property
     def num_open(self) -> int:
         return len(self._flights)
+
+    @property
+    def unreadable(self) -> Counter[str]:
+        """Numbers of the engine that were left out, by their source."""
+        return self._ledger().stats.unreadable
 
     @property
     def books(self) -> Books:
@@ -210,7 +216,7 @@ class GateBackend:
         recorder.engine.see(
             Snapshot(
                 running=in_cap, waiting_cap=waiting + running - in_cap, waiting_kv=held,
-                used_blocks=round(KV_PARTS * (self.load.kv_usage or 0.0)), cached_blocks=0,
+                used_blocks=round(KV_PARTS * min(self.load.kv_usage or 0.0, 1.0)), cached_blocks=0,
                 num_blocks=KV_PARTS, num_preemptions=int(self.load.preemptions or 0),
                 preempted_tokens=0, prefix_queries=0, prefix_hits=0,
             )

@@ -88,7 +88,8 @@ class Books:
 
     def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> float | None:
         """A token of the sequence `index`; its gap in seconds, None for a first one."""
-        timer = flight.timers[index if index < len(flight.timers) else 0]
+        index = index if index < len(flight.timers) else 0  # an engine may invent answers
+        timer = flight.timers[index]
         is_first = timer.first_s is None
         before_s = timer.last_s
         first = self._parts(flight, timer, now_s) if is_first else None

@@ -5,6 +5,7 @@ import time
 from contextlib import AsyncExitStack
 
 from msgspec import structs
+from sluice_core.bounded import Numbers
 from sluice_core.contract import MemoryReport
 from sluice_core.errors import EngineDied, timestamp
 from sluice_core.wire import EngineLimits, Ready, StepReport
@@ -64,14 +65,15 @@ class Gate:
         )
         self.backend = self.runtime.backend
         self.admission = Admission(self.runtime, QUEUE_BYTES)
-        liveness = self.runtime.engine_liveness
+        liveness, unreadable = self.runtime.engine_liveness, self.runtime.stats.unreadable
         self._served_file = config.engine.served_file
         liveness.has_served = self._served_file is not None and self._served_file.exists()
-        self.upstream = Upstream(config, liveness)
+        self.upstream = Upstream(config, liveness, unreadable)
         self.upstream.on_ready, self.upstream.on_load = self._ready, self.backend.loaded
         self.upstream.on_away = self._away
         self.proxy = Proxy(config, self.admission, self.backend, self.upstream)
-        self._socket = VllmSocket(self._limits, self._inner_changed, self._inner_stepped)
+        told = self._inner_changed, self._inner_stepped
+        self._socket = VllmSocket(self._limits, *told, Numbers("socket", unreadable))
         self._num_inner = 0
         self._has_served = False
         self._sglang: SglangKey | None = None
@@ -155,7 +157,7 @@ class Gate:
         recorder, own = self.runtime.recorder, self.runtime.recorder.engine.snapshot
         tick = recorder.ticks.open
         decodes, prefill = tick.decodes, tick.prefill_tokens
-        recorder.engine.step(structs.replace(report, snapshot=own))
+        recorder.engine.step(structs.replace(report, snapshot=own, tokens=[]))
         tick.decodes, tick.prefill_tokens = decodes, prefill
 
     async def _each_second(self) -> None:

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import msgspec
+from sluice_core.bounded import Numbers
 from sluice_core.errors import RequestError, SluiceError
 from sluice_frontend.evidence.ledger import failure_of
 from sluice_frontend.http.guards import error_reply
@@ -35,6 +36,7 @@ class Relay:
 
     def __init__(self, backend: GateBackend, size: TokenSize) -> None:
         self._backend, self._size = backend, size
+        self._numbers = Numbers("usage", backend.unreadable)
 
     async def answered(
         self, flight: Flight, answer: "Answer", reply: aiohttp.ClientResponse
@@ -42,13 +44,13 @@ class Relay:
         flight.has_head = True
         if reply.status == 200 and reply.content_type in FRAMINGS:
             answer.framing = FRAMINGS[reply.content_type]
-            chunks = Chunks(answer.framing)
+            chunks = Chunks(answer.framing, self._numbers)
             await self.relay(answer, reply, chunks, flight)
             self._streamed(flight, chunks)
             return
         body = await reply.read()
         if reply.status < 400:
-            self._done(flight, usage_of(body))
+            self._done(flight, usage_of(body, self._numbers))
         else:
             self._refused(flight, reply.status)
         await answer.start(reply, len(body))

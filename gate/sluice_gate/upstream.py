@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from sluice_core.bounded import Numbers
 from sluice_core.errors import EngineDied, timestamp
 from sluice_frontend.evidence.health import Liveness
 from sluice_frontend.http.guards import ASKED_ID
@@ -31,11 +33,13 @@ SCRAPE_S = 5.0
 SHOW_S = 5.0
 """Seconds between two looks for Ollama's model: it reads the model's header each time."""
 READ_BYTES = 1 << 16
+MAX_PAGE_BYTES = 2 << 20
+"""Most bytes of an engine's metrics, or of what it says of itself."""
 
 
 class _Model(msgspec.Struct):
     id: str = ""
-    max_model_len: int | None = None
+    max_model_len: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -43,8 +47,8 @@ class _Models(msgspec.Struct):
 
 
 class _About(msgspec.Struct):
-    total_slots: int | None = None
-    max_running_requests: int | None = None
+    total_slots: Any = None
+    max_running_requests: Any = None
 
 
 T = TypeVar("T")
@@ -62,11 +66,13 @@ class Served:
 
 class Upstream:
     """One engine's server. `on_ready` and `on_away` are called at each change, `on_load` with each
-    look at its metrics, the text of which is `metrics`."""
+    look at its metrics, the text of which is `metrics`. `unreadable` counts the numbers that were
+    left out, by source."""
 
-    def __init__(self, config: GateConfig, liveness: Liveness) -> None:
+    def __init__(self, config: GateConfig, liveness: Liveness, unreadable: Counter[str]) -> None:
         self._flags, self._model = config.engine, config.server.served_model_name
         self._has_keys, self._liveness = config.server.has_api_keys, liveness
+        self._about, self._scraped = Numbers("about", unreadable), Numbers("metrics", unreadable)
         self.url = self._flags.upstream.rstrip("/")
         self._base = URL(self.url)
         self.is_up = False
@@ -190,7 +196,7 @@ class Upstream:
     async def _load(self) -> None:
         facts = self._flags.facts
         self.metrics = await self.text("/metrics") if facts.has_metrics else ""
-        load = load_of(facts, self.metrics)
+        load = load_of(facts, self.metrics, self._scraped)
         self._num_tokens = int(load.tokens or 0)
         self.on_load(load)
         if self._flags.engine == "ollama" and time.monotonic() > self._shown_s + SHOW_S:
@@ -198,25 +204,40 @@ class Upstream:
 
     async def text(self, path: str) -> str:
         """The body at `path`, empty if the engine has none. Raises aiohttp.ClientError,
-        TimeoutError."""
+        TimeoutError. It is read as UTF-8: an engine could name a charset that is no text's."""
         async with self.session.get(self.url + path, timeout=self._timeout) as reply:
-            return await reply.text(errors="replace") if reply.status == 200 else ""
+            page = bytearray()
+            if reply.status == 200:
+                async for part in reply.content.iter_any():
+                    page += part
+                    if len(page) > MAX_PAGE_BYTES:
+                        self._scraped.leave_out()
+                        return ""
+            return page.decode(errors="replace")
 
     async def _served(self) -> Served:
         models = await self._json("/v1/models", _Models)
         first = models.data[0] if models and models.data else _Model()
-        return Served(self._model or first.id, first.max_model_len or 0, await self._capacity())
+        window = self._about.count(first.max_model_len) or 0
+        return Served(self._model or first.id, window, await self._capacity())
 
     async def _capacity(self) -> int | None:
         """As llama.cpp and SGLang tell it."""
         path = self._flags.facts.about
         told = await self._json(path, _About) if path else None
-        return None if told is None else told.total_slots or told.max_running_requests
+        if told is None:
+            return None
+        return self._about.count(told.total_slots) or self._about.count(told.max_running_requests)
 
     async def _json(self, path: str, kind: type[T]) -> T | None:
         try:
-            return msgspec.json.decode(await self.text(path), type=kind)
-        except (msgspec.MsgspecError, aiohttp.ClientError, TimeoutError):
+            text = await self.text(path)
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+        try:
+            return msgspec.json.decode(text, type=kind) if text else None
+        except (msgspec.MsgspecError, RecursionError):
+            self._about.leave_out()
             return None
 
     async def _is_loaded(self) -> bool:

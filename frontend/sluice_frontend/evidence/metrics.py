@@ -32,6 +32,8 @@ from sluice_core.sketch import quantile_ms
 from sluice_core.wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+UNREADABLE = ("about", "metrics", "socket", "usage")
+"""Where an engine's numbers come from: what it says of itself, its metrics, its steps, answers."""
 BATCH_STEPS = 512
 """Number of steps behind the effective batch and the padding waste."""
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
@@ -122,6 +124,7 @@ class Statistics:
     rejected: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     cut: Counter[str] = field(default_factory=Counter)
+    unreadable: Counter[str] = field(default_factory=Counter)
     answered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
     batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BATCH_STEPS))
@@ -383,6 +386,8 @@ OWN: Sequence[Family] = (
             lambda _, s: _failures(s), ("kind",)),
     counter("sluice_connections_cut", "Connections cut at a deadline.",
             lambda _, s: _counts(s.cut, "receive", "write"), ("deadline",)),
+    counter("sluice_unreadable", "Numbers of an engine that were left out, by where they were.",
+            lambda _, s: _counts(s.unreadable, *UNREADABLE), ("source",)),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from fastapi import FastAPI, Request
+from sluice_core.bounded import count as count_of
 from sluice_core.errors import (
     BodyTooLarge,
     ConfigError,
@@ -234,7 +235,7 @@ async def read_body(
     if encoding != "identity" and not takes_encoded:
         raise RequestError("Content-Encoding is not supported; send the body as it is")
     too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
-    if length is not None and int(length) > max_bytes:
+    if length is not None and count_of(length, max_bytes) is None:
         raise too_large
     body = bytearray()
     try:

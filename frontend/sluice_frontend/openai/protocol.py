@@ -16,7 +16,7 @@ from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError, UnsupportedParameter
 from sluice_core.work import Deadlines
 
-from .json_body import convert, parse_object, printable
+from .json_body import convert, parse_object
 from .sampling_params import (
     MAX_SEQUENCES,
     OPENAI,
@@ -353,7 +353,7 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
     for name, value in [*fields.items(), *(parameters or {}).items()]:
         target = _RENAMED.get(name) or name
         if target in merged:
-            raise RequestError(f"{target} is given twice", param=printable(name))
+            raise RequestError(f"{target} is given twice", param=name)
         merged[target] = value
     return merged
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from sluice_core.bounded import count
 from sluice_core.model.sizing import HOST_BYTES, MAX_CEILING
 
 from ..cluster.observed import Object, controller_of
@@ -300,12 +301,8 @@ def annotation(live: Object | None, name: str) -> str | None:
 def _suffices(started: str | None, ceiling: int | None) -> bool:
     if started == _AUTO:  # a worker that sizes itself goes up to MAX_CEILING
         return ceiling is None or ceiling <= MAX_CEILING
-    return (
-        started is not None
-        and started.isdigit()
-        and ceiling is not None
-        and int(started) >= ceiling
-    )
+    most = count(started)
+    return most is not None and ceiling is not None and most >= ceiling
 
 
 def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
@@ -313,6 +310,6 @@ def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
         return None
     try:
         template = json.loads(annotation(live, TEMPLATE_ANNOTATION) or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return template if isinstance(template, dict) else None

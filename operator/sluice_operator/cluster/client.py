@@ -18,6 +18,8 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
+from sluice_core.bounded import count
+from sluice_core.words import clean
 
 from ..metrics import Metrics
 from ..settings import FIELD_MANAGER
@@ -58,11 +60,12 @@ RESOURCES: Mapping[str, tuple[str, str, str]] = {
 
 
 class ClusterError(Exception):
-    """The API server refused a request or could not be reached; `status` 0 means the latter."""
+    """The API server refused a request or could not be reached; `status` 0 means the latter. Its
+    words may be a webhook's."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
+        super().__init__(clean(message))
+        self.status, self.reason, self.retry_after_s = status, clean(reason), retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +291,6 @@ def _object_of(data: bytes) -> Object | None:
 def _refusal(status: int, data: bytes, retry_after: str | None) -> ClusterError:
     """The API server's own words; its Status objects never repeat what we sent of a Secret."""
     said = _object_of(data) or {}
-    wait_s = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    wait_s = float(count(retry_after) or 0)
     message = str(said.get("message") or f"the API server answered {status}")
     return ClusterError(status, str(said.get("reason") or "Unknown"), message, wait_s)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sluice_core.bounded import count
 from sluice_core.model.sizing import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_BLOCK_SIZE,
@@ -152,4 +153,4 @@ def _argument(spec: Spec, flag: str) -> str | None:
 
 def _number(spec: Spec, flag: str) -> int | None:
     given = _argument(spec, flag)
-    return int(given) if given and given.isdigit() else None
+    return count(given) or None

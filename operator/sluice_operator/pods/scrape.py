@@ -22,6 +22,7 @@ from sluice_core.contract import (
     decode,
     encode,
 )
+from sluice_core.words import clean
 
 from ..children.pod import ADMIN_PORT
 from ..cluster.address import in_url
@@ -54,7 +55,7 @@ class ScrapeError(Exception):
     """A pod did not answer as the contract says; `reason` is short and bounded, for a metric."""
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(clean(message))
         self.reason = reason
 
 

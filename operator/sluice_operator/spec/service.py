@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, convert, field, structs
 from sluice_core.contract import Overload, SchedulingPolicy
+from sluice_core.words import clean
 
 from .hardware import Hardware
 from .kinds import (
@@ -46,7 +47,10 @@ Rollout = Literal["Surge", "Replace"]
 
 
 class SpecError(ValueError):
-    """The object says something that cannot be read."""
+    """The object says something that cannot be read; the message may quote it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clean(message))
 
 
 class SecretRef(SpecObject, frozen=True):

@@ -11,6 +11,7 @@ from typing import Any
 from sluice_core.contract import Evidence, RuntimeConfig
 from sluice_core.errors import timestamp
 from sluice_core.model.sizing import carried_sequences, overflow_share
+from sluice_core.words import clean, clean_all
 
 from ..children.manifests import selector
 from ..children.runtime import Runtime
@@ -23,7 +24,7 @@ from ..tuner.evidence import pooled
 from ..tuner.types import Failures, Move, ReplicaChange
 from .usage import digits, step_times, work
 
-_MAX_MESSAGE = 2048
+_MAX_MESSAGE, _MAX_REASON = 2048, 1024
 _OF_THE_NODES = frozenset({"Unschedulable", "SchedulingGated"})
 """Troubles of a new pod that say nothing about what it runs."""
 _ENDED = frozenset({"Evicted", "Preempting", "Terminated"})
@@ -75,7 +76,8 @@ def num_serving(pods: Sequence[Pod]) -> int:
 
 
 def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
-    """The whole status of an object whose spec could be read."""
+    """The whole status of an object whose spec could be read. All of its texts are clean, also
+    those that others wrote into the object, its ConfigMap or a pod's report."""
     service, rollout, decision = report.service, report.rollout, report.decision
     parts = {
         "model": _model(report),
@@ -87,7 +89,7 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         # spec.slo may have been removed; then there is nothing to report about it.
         parts["slo"] = _slo(decision) if service.spec.slo.has_target else {}
         parts |= {"load": _load(report, decision, now), "pods": _pods(decision)}
-    return {
+    status: dict[str, Any] = {
         "observedGeneration": service.generation,
         "url": f"http://{service.name}.{service.namespace}.svc",
         "replicas": rollout.replicas,
@@ -96,6 +98,8 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         **{name: part for name, part in parts.items() if part},
         "conditions": _stamped(_conditions(report, now), previous, service.generation, now),
     }
+    cleaned: dict[str, Any] = clean_all(status)
+    return cleaned
 
 
 def fail(
@@ -157,8 +161,8 @@ def _stamped(
             {
                 "type": kind,
                 "status": status,
-                "reason": condition.reason,
-                "message": condition.message[:_MAX_MESSAGE],
+                "reason": clean(condition.reason, _MAX_REASON),
+                "message": clean(condition.message, _MAX_MESSAGE),
                 "lastTransitionTime": old["lastTransitionTime"] if unchanged else timestamp(now),
                 "observedGeneration": generation,
             }
@@ -495,7 +499,7 @@ def _measured(configs: Sequence[RuntimeConfig]) -> dict[str, Any]:
 
 def _why(move: Move, now: int) -> dict[str, Any]:
     """The last pass's reason, and the change that it would make but may not."""
-    why = {"reason": move.reason, "message": move.message[:_MAX_MESSAGE]}
+    why = {"reason": move.reason, "message": clean(move.message, _MAX_MESSAGE)}
     return why if move.to == now else {**why, "proposed": move.to}
 
 

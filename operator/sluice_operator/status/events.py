@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_core.errors import timestamp
+from sluice_core.words import clean
 
 from ..children.manifests import digest
 from ..children.runtime import Runtime
@@ -15,18 +16,21 @@ from ..spec.service import API_VERSION, KIND
 from ..tuner import Decision
 from .compose import milliseconds
 
-_MAX_MESSAGE = 1024
-"""Characters: the API server's own limit."""
+_MAX_MESSAGE, _MAX_REASON = 1024, 128
+"""Characters: the API server's own limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One event to post. `key`: two with the same key are one, also across restarts."""
+    """One event to post, and to log. `key`: two with the same key are one, also across restarts."""
 
     warning: bool
     reason: Reason | Foreign
     message: str
     key: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", clean(self.message, _MAX_MESSAGE))
 
 
 _GOOD = {
@@ -154,8 +158,8 @@ def manifest(meta: Object, notice: Notice, now: float) -> dict[str, Any]:
             "uid": meta["uid"],
         },
         "type": "Warning" if notice.warning else "Normal",
-        "reason": notice.reason,
-        "message": notice.message[:_MAX_MESSAGE],
+        "reason": clean(notice.reason, _MAX_REASON),
+        "message": notice.message,
         "source": {"component": FIELD_MANAGER},
         "reportingComponent": FIELD_MANAGER,
         "reportingInstance": FIELD_MANAGER,

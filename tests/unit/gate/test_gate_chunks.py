@@ -1,12 +1,14 @@
 """Tokens, choices and usage in streams as the engines send them, cut at any byte."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_gate.chunks import Chunks, Framing, usage_of
+from sluice_core.bounded import Numbers
+from sluice_gate.chunks import MAX_AT_ONCE, Chunks, Framing, usage_of
 
 
 def sse(*events: object) -> bytes:
@@ -314,3 +316,31 @@ def test_usage_of_an_answer_in_one_piece(answer: object, told: tuple[int, int] |
 @pytest.mark.parametrize("body", [b"", b"{", b"<html>", b"\xff\xfe", b"[" * 100_000])
 def test_an_answer_that_is_no_object_tells_nothing(body: bytes) -> None:
     assert usage_of(body) is None
+
+
+NO_COUNTS = ["4611686018427387904", "-5", "1e18", "0.5", '"x"', "[]", "true"]
+
+
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_a_number_that_is_no_count_is_left_out_of_a_usage(value: str) -> None:
+    left_out = Counter[str]()
+    body = f'{{"usage": {{"prompt_tokens": 3, "completion_tokens": {value}}}}}'.encode()
+    assert usage_of(body, Numbers("usage", left_out)) == (3, 0)
+    assert left_out == {"usage": 1}
+
+
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_an_event_with_a_hostile_usage_still_brings_its_token(value: str) -> None:
+    chunks = Chunks("sse")
+    usage = f'"usage": {{"completion_tokens": {value}}}'
+    event = f'{{"choices": [{{"index": {value}, "text": "a"}}], {usage}}}'
+    assert chunks.feed(f"data: {event}\n\n".encode()) == 1
+    assert chunks.last_indexes == [0]
+
+
+def test_tokens_that_are_claimed_and_not_sent_take_no_memory() -> None:
+    chunks = Chunks("sse")
+    for claimed in (1, 1 << 30):
+        usage = f'"usage": {{"completion_tokens": {claimed}}}'
+        event = f'data: {{"choices": [{{"index": 0, "text": "a"}}], {usage}}}\n\n'
+        assert chunks.feed(event.encode()) <= MAX_AT_ONCE
