@@ -129,8 +129,9 @@ def _send(link: "Connection[Any, Any]", message: object) -> None:
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     link.send_bytes(len(buffers).to_bytes(4, "big"))
-    for part in (data, *buffers):
-        link.send_bytes(part)
+    link.send_bytes(data)
+    for buffer in buffers:
+        link.send_bytes(buffer)
 
 
 def _received(link: "Connection[Any, Any]") -> Any:
