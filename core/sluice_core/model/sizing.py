@@ -28,6 +28,7 @@ MAX_CEILING = 256
 """Ceiling when the user names none: vLLM's default for all but the largest GPUs."""
 CPU_RESERVE_BYTES = 700 * MIB
 """Interpreter, torch and the API process: 540 + 90 MiB resident with torch 2.15, and slack."""
+READING_BYTES = 128 * MIB
 CONTEXT_BYTES = 500 * MIB
 """Bytes that CUDA takes on a GPU before the first tensor (about that on Hopper)."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": CONTEXT_BYTES + 140 * MIB}

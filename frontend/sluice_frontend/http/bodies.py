@@ -63,7 +63,7 @@ class Answers:
     def __init__(self) -> None:
         self._num_bytes = 0
         self._large, self._was_read = asyncio.Lock(), asyncio.Event()
-        self._turns = FairQueue("answers", inline=FREE_BYTES, large=FREE_BYTES)
+        self._turns = FairQueue()
 
     @asynccontextmanager
     async def written(self, size: int, write: Callable[[], bytes]) -> AsyncIterator[bytes]:
