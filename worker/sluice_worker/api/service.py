@@ -61,7 +61,7 @@ class Service:
         config_json = read_config(Directory(directory))
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
-        self.answers = Answers()
+        self.answers = Answers(config.server.memory_bytes)
         self.texts, self._beside = FairQueue(), Beside(memory_bytes=READING_BYTES)
         self._turn = asyncio.Lock()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
