@@ -1,6 +1,7 @@
 """`sluice-worker`, which also writes down how late its event loop was: a process for tests.
 
-Each line of the file that LAG_FILE names is one lag in milliseconds, of those over a millisecond.
+Each line of the file that LAG_FILE names is one lag of over a millisecond: its milliseconds, and
+the CPU time that the loop's thread, and all threads, took meanwhile.
 """
 
 import asyncio
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from sluice_worker.__main__ import main
 from sluice_worker.api import run
+from sluice_worker.base.config import WorkerConfig
+from sluice_worker.engine.client import EngineProcess
 
 LAG_FILE = "SLUICE_TEST_LAGS"
 EVERY_S = 0.002
@@ -29,11 +32,11 @@ async def watch(path: Path) -> None:
                 file.write(f"{1e3 * lag_s:.1f} {1e3 * own_s:.1f} {1e3 * others_s:.1f}\n")
 
 
-async def watched(*args: object) -> None:
+async def watched(config: WorkerConfig, engine: EngineProcess | None) -> None:
     """As `serve`, and watched."""
     watching = asyncio.create_task(watch(Path(os.environ[LAG_FILE])))
     try:
-        await serve(*args)  # type: ignore[arg-type]
+        await serve(config, engine)
     finally:
         watching.cancel()
 
