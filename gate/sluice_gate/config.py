@@ -70,6 +70,16 @@ class EngineFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class GateServerConfig(ServerConfig):
+    """A gate's own settings: its engine takes pictures and sounds, and no plan knows its memory."""
+
+    max_body_bytes: Positive = flag("request bodies over it get 413", 64 << 20)
+    memory_bytes: Positive = flag(
+        "memory for bodies and answers together, as a part of the container's", 256 << 20
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class GateConfig:
     """All of the command line."""
 
@@ -82,7 +92,7 @@ class GateConfig:
         return self.server.served_model_name or self.engine.upstream
 
 
-PARTS = (EngineFlags, ServerConfig, SloFlags)
+PARTS = (EngineFlags, GateServerConfig, SloFlags)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,11 +126,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Gate
     if url.scheme not in ("http", "https") or not url.netloc:
         problems.append("--upstream is required: the engine's URL, as http://127.0.0.1:8100")
     most, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
-    problems += contradictions(ServerConfig(**server), most, initial, slo.get("slo_ttft_ms"))
+    problems += contradictions(GateServerConfig(**server), most, initial, slo.get("slo_ttft_ms"))
     problems += file_problems(server | engine)
     if "overload" in files:
         server["overload"] = files.pop("overload")
     engine |= files
     if problems:
         raise ConfigError(problems)
-    return GateConfig(EngineFlags(**engine), ServerConfig(**server))
+    return GateConfig(EngineFlags(**engine), GateServerConfig(**server))

@@ -8,7 +8,6 @@ This module imports little, because that process begins with it.
 """
 
 import asyncio
-import ctypes
 import gc
 import os
 import pickle
@@ -24,6 +23,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
 
 from sluice_core.errors import BodyTooLarge, RequestFailed
+
+from .offload import release_freed
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 16
@@ -153,7 +154,6 @@ def _answer(function: Callable[..., object], args: Sequence[Any]) -> Answer:
 
 def work(link: "Connection[Any, Any]") -> None:
     """Serve the parent until it closes its end, or ends."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
     while True:
         try:
             function, args = _received(link)
@@ -167,7 +167,7 @@ def work(link: "Connection[Any, Any]") -> None:
         except (OSError, EOFError):
             return
         gc.collect()
-        trim(0)
+        release_freed()
 
 
 def main(number: str, memory_bytes: str) -> None:

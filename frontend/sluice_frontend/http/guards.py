@@ -7,9 +7,10 @@ import logging
 import re
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from io import BytesIO
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -221,14 +222,14 @@ async def read_body(
     request: Request,
     max_bytes: int,
     timeout_s: float,
-    count: Callable[[int], None] = lambda num_bytes: None,
+    count: Callable[[int], Awaitable[None]] | None = None,
     *,
     takes_encoded: bool = False,
 ) -> bytes:
     """The body, refused as soon as it is known to be over `max_bytes`.
 
-    `count` gets the number of bytes so far, and may refuse more. Raises RequestError (framing, and
-    an encoding unless `takes_encoded`), BodyTooLarge, RequestTimeout.
+    `count` gets the number of bytes so far, and may refuse more or wait. Raises RequestError
+    (framing, and an encoding unless `takes_encoded`), BodyTooLarge, RequestTimeout.
     """
     length = request.headers.get("content-length")
     encoding = (request.headers.get("content-encoding") or "identity").lower()
@@ -237,17 +238,19 @@ async def read_body(
     too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
     if length is not None and count_of(length, max_bytes) is None:
         raise too_large
-    body = bytearray()
+    body = BytesIO()  # whose value is no second copy
     try:
         async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > max_bytes:
+                num_bytes = body.tell() + len(chunk)
+                if num_bytes > max_bytes:
                     raise too_large
-                count(len(body))
+                if count is not None:
+                    await count(num_bytes)
+                body.write(chunk)
     except TimeoutError as error:
         raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from error
-    return bytes(body)
+    return body.getvalue()
 
 
 def answer(body: object, status: int = 200) -> Response:
