@@ -30,6 +30,8 @@ from .engines import ENGINES, EngineFacts, EngineName
 
 PROGRAM = "sluice-gate"
 DEFAULT_CAPACITY = 256
+READER_BYTES = 64 << 20
+"""Of a Python process with this package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,18 @@ class GateServerConfig(ServerConfig):
         "memory for bodies and answers together, as a part of the container's", 256 << 20
     )
 
+    @property
+    def reading_bytes(self) -> int:
+        """Memory of the process that reads large bodies: one at a time, with its parts."""
+        return READER_BYTES + 3 * self.max_body_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
     """All of the command line."""
 
     engine: EngineFlags
-    server: ServerConfig
+    server: GateServerConfig
 
     @property
     def model_name(self) -> str:

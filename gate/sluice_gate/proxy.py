@@ -22,8 +22,6 @@ from .operations import READING, takes_place
 from .relay import Answer, Relay, while_read
 from .upstream import Upstream
 
-READING_BYTES = 256 << 20
-"""Memory of the process that reads large bodies: one at a time, with one copy, and its program."""
 AWAY = "the engine behind this gate does not answer"
 
 
@@ -40,7 +38,7 @@ class Proxy:
         self._bodies = Bodies(config.server, takes_encoded=True)
         engine, server = config.engine.engine, config.server
         self._door = Door(engine, server.served_model_name, server.max_body_bytes)
-        self._size, self._beside = TokenSize(), Beside(memory_bytes=READING_BYTES)
+        self._size, self._beside = TokenSize(), Beside(memory_bytes=server.reading_bytes)
         self._relay = Relay(backend, self._size)
 
     def close(self) -> None:

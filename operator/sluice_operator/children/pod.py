@@ -56,10 +56,13 @@ cannot come, and a stopped process takes no SIGTERM."""
 _SERVED_FILE = "/tmp/engine-served"  # noqa: S108 - on an emptyDir, which outlives a container
 _GATE_REQUESTS, _GATE_CPU = {"cpu": "100m", "memory": "128Mi"}, "2"
 """A limit that a loop and a reader beside it never reach. Some quotas demand one."""
-_GATE_BYTES, _LARGEST_AT_ONCE, _LEAST_BYTES = 256 << 20, 4, 512 << 20
-"""A gate's memory: 60 MB without load, queues, and several of the largest bodies at once."""
+_GATE_BYTES, _BODIES_HELD, _BODIES_READ = 192 << 20, 4, 3
+"""A gate's memory: its two programs and their connections, the largest bodies that are held at
+once, and what reading one of them takes (`gate.config.reading_bytes`)."""
 _GATE_BODY_BYTES = 64 << 20
 """Largest body before another engine: images and audio come in bodies."""
+_LEAST_BODY_BYTES = 16 << 20
+"""Memory is given for this one at least: many small bodies take it as well."""
 _PACKAGES_FROM = "/opt/sluice/src"
 
 
@@ -517,7 +520,7 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
             "engine-socket": SOCKET if _has_scheduler(service) else None,
             "engine-admin-key-file": f"{_ADMIN_DIR}/{ENGINE_KEY}" if has_key else None,
             "served-file": _SERVED_FILE,
-            "memory-bytes": gate_bytes(service),
+            "memory-bytes": _BODIES_HELD * _largest_body(service),
             **_door(service),
             **_frontend(service),
         }
@@ -527,7 +530,11 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
 
 def gate_bytes(service: InferenceService) -> int:
     """Memory that a gate may take."""
-    return max(_LEAST_BYTES, _GATE_BYTES + _LARGEST_AT_ONCE * (_body_bytes(service) or 0))
+    return _GATE_BYTES + (_BODIES_HELD + _BODIES_READ) * _largest_body(service)
+
+
+def _largest_body(service: InferenceService) -> int:
+    return max(_body_bytes(service) or 0, _LEAST_BODY_BYTES)
 
 
 def _body_bytes(service: InferenceService) -> int | None:

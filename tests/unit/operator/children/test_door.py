@@ -49,9 +49,9 @@ def test_a_door_that_nobody_described_is_told_nothing_but_the_body_of_another_en
 
 @pytest.mark.parametrize(
     ("size", "limit", "num_bytes"),
-    [(None, "512Mi", 512 << 20), ("1Ki", "512Mi", 512 << 20), ("256Mi", "1280Mi", 1280 << 20)],
+    [(None, "640Mi", 256 << 20), ("1Ki", "304Mi", 64 << 20), ("256Mi", "1984Mi", 1024 << 20)],
 )
-def test_a_gate_has_memory_for_four_of_the_largest_bodies_and_knows_its_limit(
+def test_a_gate_has_memory_for_several_of_the_largest_bodies_and_knows_how_much(
     size: str | None, limit: str, num_bytes: int
 ) -> None:
     gate = _door(engine=OTHER, api={"maxBodySize": size} if size else {})
