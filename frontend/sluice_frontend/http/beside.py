@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sluice_core.errors import BodyTooLarge, RequestFailed
 
-from .offload import release_freed
+from .offload import keep_little, release_freed
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 16
@@ -175,6 +175,7 @@ def main(number: str, memory_bytes: str) -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
     os.nice(NICENESS)
+    keep_little()
     limit = int(memory_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     gc.disable()  # a walk through a body's million values takes longer than its reading

@@ -14,6 +14,7 @@ INLINE = 4096
 LARGE = 1 << 16
 """Over this they take turns, one at a time."""
 ARENAS = 2
+LARGE_BLOCK = 1 << 18
 T = TypeVar("T")
 
 
@@ -54,9 +55,14 @@ def release_freed() -> None:
         trim(0)
 
 
-def share_arenas() -> None:
-    """Let all threads of this process use a few heaps, where the C library can (glibc). Each would
-    keep what its largest piece of work took; the tokenizer's library has a thread for each CPU."""
-    set_option, arena_max = getattr(ctypes.CDLL(None), "mallopt", None), -8
+def keep_little() -> None:
+    """Let this process keep little of what it has freed, where the C library can (glibc).
+
+    All threads share a few heaps. Each would keep what its largest piece of work took, and the
+    tokenizer's library has a thread for each CPU. Large blocks are the system's again at once; else
+    glibc takes them from heaps as soon as one was freed, and they come to lie between others.
+    """
+    set_option, arena_max, mmap_threshold = getattr(ctypes.CDLL(None), "mallopt", None), -8, -3
     if set_option is not None:
         set_option(arena_max, ARENAS)
+        set_option(mmap_threshold, LARGE_BLOCK)

@@ -5,7 +5,7 @@ import asyncio
 from sluice_core.errors import EngineDied
 from sluice_core.model.sizing import MAX_CEILING
 from sluice_frontend.http.guards import Inflight
-from sluice_frontend.http.offload import share_arenas
+from sluice_frontend.http.offload import keep_little
 from sluice_frontend.process.server import (
     ANSWER_S,
     Ports,
@@ -52,7 +52,7 @@ async def _fetched(config: WorkerConfig, ports: Ports) -> WorkerConfig | None:
 
 
 async def _serve(config: WorkerConfig, engine: EngineProcess | None, ports: Ports) -> None:
-    share_arenas()
+    keep_little()
     service, inflight = Service(config), Inflight()
     quieten_collections()
     on_cut = service.runtime.stats.connection_cut
