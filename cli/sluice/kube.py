@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sluice_core.words import clean_all
+
 COMMAND_TIMEOUT_SECONDS = 180.0
 REQUEST_TIMEOUT_SECONDS = 20
 """Seconds for each try of a read; without an answer, kubectl tries up to eight times."""
 NAMESPACE = "default"
 OTHER_VERSION = "its status is of another version"
-UNREADABLE = AttributeError, KeyError, TypeError, ValueError
+UNREADABLE = AttributeError, ArithmeticError, KeyError, TypeError, ValueError
 """Errors that reading a malformed status raises."""
 
 
@@ -27,7 +29,8 @@ class Kube:
     kubeconfig: Path | None = None
 
     def get(self, *argv: str) -> Any:
-        """`kubectl get ARGV -o json`, parsed; raises `KubeError`.
+        """`kubectl get ARGV -o json`, parsed; raises `KubeError`. Its texts are cleaned: anybody
+        may write an event, and a terminal would obey it.
 
         kubectl's standard error is shown as it comes: it may ask a person to sign in.
         """
@@ -37,7 +40,7 @@ class Kube:
         try:
             done = subprocess.run(
                 ["kubectl", "get", *chosen, limit, *argv, "-o", "json"],
-                stdout=subprocess.PIPE, text=True, timeout=COMMAND_TIMEOUT_SECONDS, check=False,
+                stdout=subprocess.PIPE, timeout=COMMAND_TIMEOUT_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as e:
             raise KubeError(f"{asked} did not end within {COMMAND_TIMEOUT_SECONDS:g} s") from e
@@ -46,9 +49,10 @@ class Kube:
         if done.returncode:
             raise KubeError(f"{asked} failed")
         try:
-            return json.loads(done.stdout)
-        except ValueError as e:
-            raise KubeError(f"{asked} gave no JSON: {done.stdout[:80]!r}") from e
+            return clean_all(json.loads(done.stdout))
+        except (ValueError, RecursionError) as e:
+            said = done.stdout[:80].decode(errors="replace")
+            raise KubeError(f"{asked} gave no JSON: {said!r}") from e
 
     def events(self, name: str, namespace: str, uid: str | None) -> list[dict[str, Any]]:
         """Events of the named InferenceService, oldest first; with `uid` only of that one."""

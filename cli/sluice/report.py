@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf, log, sqrt
 from typing import Any
 
+from sluice_core.bounded import count, number
 from sluice_core.latency import TARGET_MARGIN as MARGIN
 from sluice_core.latency import StepLaw, StepTime
 from sluice_operator.spec.service import InferenceService, SpecError, parse
@@ -19,7 +20,7 @@ from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_argumen
 from sluice.measure.curve import wilson
 from sluice.numbers import not_negative
 from sluice.page import text_table
-from sluice.status import UNSEEN, milliseconds, note_on
+from sluice.status import UNSEEN, failures, milliseconds, note_on
 
 GIB = 2**30
 TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
@@ -81,10 +82,18 @@ def read_work(status: Object) -> WorkDone | None:
         return None
     output = load["tokens"] / finished
     names = ("fixedMs", "sequenceMs", "kvTokenMs", "promptTokenMs")
-    mean = max(float(lengths["mean"]), output)
-    a, b, c, d = (float(step[name]) for name in names)
+    mean = max(_number(lengths["mean"]), output)
+    a, b, c, d = (_number(step[name]) for name in names)
     times = StepTime(StepLaw(a, b, c, d).at_context(mean - output / 2))
-    return WorkDone(output, load["promptTokens"] / finished, mean, float(lengths["sigma"]), times)
+    return WorkDone(output, load["promptTokens"] / finished, mean, _number(lengths["sigma"]), times)
+
+
+def _number(text: object) -> float:
+    """A number of the status; raises ValueError for one that it cannot hold."""
+    found = number(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no number that can be")
+    return found
 
 
 def build(service: InferenceService, status: Object, price: float | None) -> dict[str, Any]:
@@ -101,6 +110,8 @@ def build(service: InferenceService, status: Object, price: float | None) -> dic
         "good_percent": found.get("goodPercent"),
         "smooth_percent": found.get("smoothPercent"),
         "misses": (status.get("load") or {}).get("misses") or {},
+        "failed": (status.get("load") or {}).get("failed") or {},
+        "failures": failures(status.get("load") or {}) or None,
         "cap": _cap(status, work),
         "cost": _cost(service, status, price),
         "advice": list(_advice(service, status, work)),
@@ -120,7 +131,7 @@ def _attained(name: str, target: Object) -> dict[str, Any]:
         "over": over,
         "attained": attained,
         "interval": interval,
-        "asked": None if allowed is None else 1 - float(allowed) / 100,
+        "asked": None if allowed is None else 1 - _number(allowed) / 100,
         "verdict": target.get("verdict", "NoTraffic"),
     }
 
@@ -164,6 +175,10 @@ def _cost(service: InferenceService, status: Object, price: float | None) -> dic
 def _advice(service: InferenceService, status: Object, work: WorkDone | None) -> Iterator[str]:
     if not status:
         return
+    succeed = [c for c in status.get("conditions") or () if c.get("type") == "RequestsSucceed"]
+    if succeed and succeed[0].get("status") == "False":
+        yield f"Engine: {succeed[0].get('message')}. Its log says why; speed does not mend it."
+        return
     if work is None:
         yield "Too little traffic in the window for advice: it rests on lengths and step times."
         return
@@ -175,7 +190,7 @@ def _advice(service: InferenceService, status: Object, work: WorkDone | None) ->
 
 def _device(service: InferenceService, status: Object, work: WorkDone) -> Iterator[str]:
     slo, load = service.spec.slo, status.get("load") or {}
-    busy = float(load.get("busyPercent", 0))
+    busy = _number(load.get("busyPercent", 0))
     alone_ms = work.step.mean_ms(1, 0)
     if slo.itl_ms and alone_ms > MARGIN * slo.itl_ms:
         factor = alone_ms / (MARGIN * slo.itl_ms)
@@ -251,7 +266,7 @@ def _batching(status: Object, work: WorkDone) -> Iterator[str]:
 def _bytes(memory: Object, key: str) -> int:
     """Measured bytes, else planned ones."""
     parts = {**(memory.get("planned") or {}), **(memory.get("measured") or {})}
-    return int(parts.get(key, 0))
+    return count(parts.get(key)) or 0
 
 
 def _row(t: Object) -> list[str]:
@@ -273,6 +288,7 @@ def _sentences(report: Object) -> Iterator[str]:
     cap, cost = report["cap"], report["cost"]
     late = ", ".join(f"{n} {cause}" for cause, n in report["misses"].items() if n) or "none"
     yield f"Late first tokens by cause: {late}."
+    yield f"Failed requests: {report['failures'] or 'none'}."
     if report["good_percent"]:
         smooth = _told(report["smooth_percent"], "{} %")
         yield f"Good requests: {report['good_percent']} %, smooth: {smooth}."

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from sluice_core.words import clean
 from sluice_frontend.config import API_KEY
 from sluice_frontend.http.logs import EventFormatter, fields_of
 from sluice_operator.cluster.address import in_url
@@ -111,5 +112,5 @@ def _plain(record: logging.LogRecord) -> str:
     """An event without a sentence of its own."""
     if record.exc_info:
         return EventFormatter().format(record)
-    fields = ", ".join(f"{key}={value}" for key, value in fields_of(record).items())
+    fields = ", ".join(f"{key}={clean(str(value))}" for key, value in fields_of(record).items())
     return f"{record.levelname.capitalize()}: {record.getMessage()}" + (fields and f" ({fields})")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
+from sluice_core.bounded import count, number
 from sluice_operator.reasons import Reason
 
 from sluice.kube import (
@@ -87,16 +88,19 @@ def note_on(status: Object, generation: int) -> str:
 
 
 def milliseconds(text: str | None) -> float | None:
-    """A status field such as `"123ms"` or `"1.5s"` in milliseconds."""
+    """A status field such as `"123ms"` or `"1.5s"` in milliseconds; None if it is no time."""
     if not text:
         return None
-    return float(text[:-2]) if text.endswith("ms") else 1000 * float(text.removesuffix("s"))
+    if text.endswith("ms"):
+        return number(text[:-2])
+    seconds = number(text.removesuffix("s"))
+    return None if seconds is None else 1000 * seconds
 
 
 def _plan(status: Object) -> str:
     memory, found = status.get("memory") or {}, []
     for name in ("planned", "measured"):
-        sizes = {key: int(value) for key, value in (memory.get(name) or {}).items()}
+        sizes = {key: count(value) or 0 for key, value in (memory.get(name) or {}).items()}
         if sizes:
             told = (f"{k.removesuffix('_bytes')} {v / GIB:.3f}" for k, v in sizes.items())
             found.append(f"{name} (GiB): {', '.join(told)}")
@@ -162,7 +166,14 @@ def _evidence(status: Object) -> str:
     if misses:
         told = ", ".join(f"{n} {name}" for name, n in misses.items())
         lines.append(f"late first tokens by cause: {told}")
-    return "\n".join(lines)
+    return "\n".join(lines + ([f"failed requests: {failed}"] if (failed := failures(load)) else []))
+
+
+def failures(load: Object) -> str:
+    """The failed requests of the window by kind, and their share; "" without any."""
+    by = {kind: num for kind, num in (load.get("failed") or {}).items() if num}
+    told = ", ".join(f"{num} {kind}" for kind, num in sorted(by.items(), key=lambda one: -one[1]))
+    return f"{told} ({load.get('failedPercent', '-')} %)" if told else ""
 
 
 def _needed(target: Object, is_unused: bool) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
+from .bounded import Count, NonNegative, Positive, Seconds
 from .latency import StepLaw
 
 T = TypeVar("T")
@@ -28,12 +29,9 @@ def policy_in_force(asked: SchedulingPolicy | None, ttft_ms: float | None) -> Sc
     return asked or ("fcfs" if ttft_ms is None else "deadline")
 
 
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
-NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
-"""Bound far above any measured value; sums and differences of such values stay finite."""
-Seconds = NonNegative
-BootId = Annotated[str, Meta(max_length=64)]
+Name = Annotated[str, Meta(max_length=64, pattern=r"\A[ -~]*\Z")]
+"""Printable ASCII, as a status shows it."""
+BootId = Name
 Sketch = Annotated[
     dict[Annotated[int, Meta(ge=-2000, le=2000)], Count],
     Meta(max_length=1024),
@@ -41,7 +39,12 @@ Sketch = Annotated[
 """Bucket index i -> number of values in (GAMMA**(i-1), GAMMA**i] ms; some 900 make a day.
 
 The operator holds the sketches of all pods, so their size is bounded."""
-ByClass = Annotated[dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=64)]
+ByClass = Annotated[dict[Name, Count], Meta(max_length=64)]
+Failures = Annotated[
+    dict[Annotated[str, Meta(max_length=16, pattern=r"^[a-z0-9]+\Z")], Count], Meta(max_length=64)
+]
+"""Requests that the engine failed: `cut` if the answer had begun and has no end, `died` if the
+connection broke in front of it, else the status that it was answered; `other` for unknown ones."""
 MAX_MS = 86_400_000.0
 """Nobody waits for more than a day."""
 Milliseconds = Annotated[float, Meta(gt=0, le=MAX_MS)]
@@ -200,7 +203,8 @@ class Tick(Struct, frozen=True):
     smooth: at most 1 % of gaps over. `prefill_tokens`: prompt tokens computed (not cached ones).
     `finished` and `generated_tokens` make the mean output length. `throttled_s`: CPU quota
     throttling of the cgroup. `slow_steps`: of `steps`, those under interference of the pod
-    (`StepTimes.slowdown`).
+    (`StepTimes.slowdown`). `failed`: requests that count against no target, as they tell nothing of
+    speed, unless they were late before.
     """
 
     seq: Count
@@ -227,6 +231,7 @@ class Tick(Struct, frozen=True):
     max_running: Count
     waiting: Waiting
     slow_steps: Count = 0
+    failed: Failures = {}
 
 
 class StepModel(StepLaw, frozen=True):

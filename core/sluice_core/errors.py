@@ -33,12 +33,15 @@ from datetime import UTC, datetime
 from signal import Signals
 from typing import ClassVar
 
+from .words import clean
+
 MAX_TOLD = 200
 
 
 class SluiceError(Exception):
     """One sentence for a person, an HTTP status and a stable code for a program.
 
+    The sentence may quote a client, an engine or a model's files, so it is cleaned.
     `exit_status`: of a process that ends by it. `param` names the request field at fault.
     `retry_after_s` becomes the Retry-After header.
     """
@@ -53,9 +56,9 @@ class SluiceError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: int | None = None
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = clean(message)
+        super().__init__(self.message)
+        self.param = None if param is None else clean(param, MAX_TOLD)
         self.retry_after_s = retry_after_s
 
 
@@ -69,8 +72,10 @@ class ConfigError(StartupError):
     """Flags or files that contradict; `problems` holds one sentence each."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
+        self.problems = tuple(map(clean, problems))
+        super().__init__("")
+        self.message = "\n".join(self.problems)
+        self.args = (self.message,)
 
 
 class CheckpointError(StartupError):
@@ -123,12 +128,28 @@ class Unauthorized(RequestError):
     code = "unauthorized"
 
 
+class NotOffered(RequestError):
+    """A route that would change the server for all its clients."""
+
+    http_status = 403
+    kind = "PermissionDeniedError"
+    code = "not_offered"
+
+
 class ModelNotFound(RequestError):
     """`model` is not the one served here."""
 
     http_status = 404
     kind = "NotFoundError"
     code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """No server has this method."""
+
+    http_status = 405
+    kind = "MethodNotAllowedError"
+    code = "method_not_allowed"
 
 
 class RequestTimeout(RequestError):
@@ -229,7 +250,7 @@ def told(error: Exception) -> str:
     """An unexpected error's type and first line, short enough for a pod's status. CUDA's errors
     continue with advice for developers; the traceback has all of it."""
     line = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {line}"[:MAX_TOLD]
+    return clean(f"{type(error).__name__}: {line}", MAX_TOLD)
 
 
 def timestamp(unix_s: float) -> str:

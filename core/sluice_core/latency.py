@@ -6,9 +6,10 @@ prefill, and the time of a request.
 
 from dataclasses import dataclass
 from math import floor, inf
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+
+from .bounded import NonNegative
 
 MIN_CHUNK_TOKENS = 32
 """Prefill tokens per step even if the step model leaves no room, so that every prefill ends."""
@@ -16,16 +17,15 @@ TARGET_MARGIN = 0.85
 """Share of the target that the predicted step quantile may fill. A step's record leaves out
 the way to the socket: sampling, framing, the event loop."""
 NO_LIMIT = 1 << 30
-_Coefficient = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class StepLaw(Struct, frozen=True):
     """step_ms = a + b * decodes + c * kv_tokens + d * prefill_tokens."""
 
-    a: _Coefficient
-    b: _Coefficient
-    c: _Coefficient
-    d: _Coefficient
+    a: NonNegative
+    b: NonNegative
+    c: NonNegative
+    d: NonNegative
 
     def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
         """Mean time of a step."""

@@ -3,6 +3,9 @@
 Transport: one AF_UNIX stream socket pair; each frame is a 4-byte little-endian length and a msgpack
 body. `encode_frame` writes one; the reader of each side cuts the stream with `split_frames`.
 Times are CLOCK_MONOTONIC seconds, which both processes share. No torch in here.
+
+What an engine sends is bounded, as behind a gate it is somebody else's. A message with an
+impossible number is no message. A tick adds numbers up, so they are far below its bounds.
 """
 
 import math
@@ -14,6 +17,14 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from sluice_core.bounded import (
+    Count,
+    Finite,
+    NonNegative,
+    Positive,
+    StepSeconds,
+    Tokens,
+)
 from sluice_core.contract import MemoryReport, SchedulingPolicy, StepModel
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -165,7 +176,7 @@ class Starting(Frame, frozen=True):
     """Progress of the start: weights, memory, profile."""
 
     phase: str
-    percent: int
+    percent: Count
 
 
 class Ready(Frame, frozen=True):
@@ -174,13 +185,13 @@ class Ready(Frame, frozen=True):
     `kernels`: the kernels in use, and the reason if they are not the best ones.
     """
 
-    ceiling: int
-    predicted_max_num_seqs: int
-    max_num_seqs: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    kv_tokens: int
+    ceiling: Positive
+    predicted_max_num_seqs: Positive
+    max_num_seqs: Positive
+    max_model_len: Positive
+    block_size: Count
+    num_blocks: Count
+    kv_tokens: Count
     memory: MemoryReport
     step_model: StepModel | None
     kernels: str
@@ -193,11 +204,11 @@ class FirstToken(Struct, frozen=True, array_like=True):
     `passed_s`: its part in steps filled by requests that the order puts before this one.
     """
 
-    wait_cap_s: float
-    wait_kv_s: float
-    prefill_s: float
-    cached_tokens: int
-    passed_s: float = 0.0
+    wait_cap_s: Finite
+    wait_kv_s: Finite
+    prefill_s: Finite
+    cached_tokens: Tokens
+    passed_s: Finite = 0.0
 
 
 class Scores(Struct, frozen=True, array_like=True):
@@ -228,38 +239,38 @@ class TokenOut(Struct, frozen=True, array_like=True):
     """
 
     request_id: str
-    token_id: int
+    token_id: Tokens
     finish_reason: FinishReason | None
     first: FirstToken | None
     scores: Scores | None = None
-    num_preemptions: int = 0
+    num_preemptions: Count = 0
 
 
 class SpeculationTotals(Struct, frozen=True, array_like=True):
     """Drafts since the start: how many, their tokens, and those accepted by place in the draft."""
 
-    num_drafts: int
-    draft_tokens: int
-    accepted_by_position: list[int]
+    num_drafts: Count
+    draft_tokens: Count
+    accepted_by_position: list[Count]
 
 
 class Snapshot(Struct, frozen=True, array_like=True):
     """The engine's state after a step. `rounding_waste`: share of KV slots. `waiting_turn`: waiting
     requests that cap and blocks would admit, while the order serves others first."""
 
-    running: int
-    waiting_cap: int
-    waiting_kv: int
-    used_blocks: int
-    cached_blocks: int
-    num_blocks: int
-    num_preemptions: int
-    preempted_tokens: int
-    prefix_queries: int
-    prefix_hits: int
-    rounding_waste: float = 0.0
+    running: Tokens
+    waiting_cap: Tokens
+    waiting_kv: Tokens
+    used_blocks: Count
+    cached_blocks: Count
+    num_blocks: Count
+    num_preemptions: Count
+    preempted_tokens: Count
+    prefix_queries: Count
+    prefix_hits: Count
+    rounding_waste: Finite = 0.0
     speculation: SpeculationTotals | None = None
-    waiting_turn: int = 0
+    waiting_turn: Tokens = 0
 
     @property
     def waiting(self) -> int:
@@ -284,22 +295,22 @@ class StepReport(Frame, frozen=True):
     """
 
     tokens: list[TokenOut]
-    epoch: int
-    started_s: float
-    step_s: float
-    num_decodes: int
-    num_kv_tokens: int
-    num_prefill_tokens: int
-    num_running: int
+    epoch: Count
+    started_s: Finite
+    step_s: StepSeconds
+    num_decodes: Tokens
+    num_kv_tokens: Count
+    num_prefill_tokens: Tokens
+    num_running: Tokens
     at_cap: bool
     snapshot: Snapshot
     step_model: StepModel | None = None
-    num_draft_tokens: int = 0
-    num_padding: int = 0
+    num_draft_tokens: Tokens = 0
+    num_padding: Tokens = 0
     is_slow: bool = False
     prompts: list[PromptScores] = []
     admitted: list[str] = []
-    price_s: float = 0.0
+    price_s: NonNegative = 0.0
 
 
 class Finished(Frame, frozen=True):
@@ -313,7 +324,7 @@ class Finished(Frame, frozen=True):
 class Heartbeat(Frame, frozen=True):
     """Sent at least once a second, also when idle. `steps`: their counter; `busy`: work exists."""
 
-    steps: int
+    steps: Count
     busy: bool
     snapshot: Snapshot
 
@@ -343,13 +354,14 @@ def encode_frame(message: object) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-def split_frames(buffer: bytearray) -> list[bytes]:
-    """Cut complete frame bodies off the front of `buffer`, leaving the rest in it."""
+def split_frames(buffer: bytearray, most: int = MAX_FRAME_BYTES) -> list[bytes]:
+    """Cut complete frame bodies off the front of `buffer`, leaving the rest in it. Raises
+    ValueError for one of more than `most` bytes."""
     bodies, start = [], 0
     while len(buffer) - start >= 4:
         (length,) = struct.unpack_from("<I", buffer, start)
-        if length > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+        if length > most:
+            raise ValueError(f"a frame of {length} bytes is over the limit of {most}")
         if len(buffer) - start - 4 < length:
             break
         bodies.append(bytes(buffer[start + 4 : start + 4 + length]))

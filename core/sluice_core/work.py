@@ -6,6 +6,7 @@ A frontend reads it once, from the request. Nobody behind it reads the request a
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .bounded import number
 from .contract import MAX_MS
 from .errors import RequestError
 
@@ -32,11 +33,8 @@ def _merged(field_ms: float | None, headers: Mapping[str, str], name: str) -> fl
     text = headers.get(name)
     if text is None:
         return field_ms
-    try:
-        header_ms = float(text)
-    except ValueError:
-        header_ms = 0.0
-    if not 0 < header_ms <= MAX_MS:  # NaN is not
+    header_ms = number(text, MAX_MS)
+    if not header_ms:
         raise RequestError(
             f"{name} must be milliseconds over 0 and at most {MAX_MS:.0f}", param=name
         )

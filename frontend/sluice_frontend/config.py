@@ -18,6 +18,7 @@ from msgspec import Meta
 from sluice_core.contract import MAX_MS, Overload, SchedulingPolicy, Slo
 from sluice_core.errors import CheckpointError, ConfigError
 from sluice_core.model.files import cause, refuse_pointer
+from sluice_core.model.sizing import BODIES_BYTES
 
 API_KEY = "VLLM_API_KEY"
 """vLLM's environment variable for the key of the API."""
@@ -157,6 +158,9 @@ class ServerConfig:
         "prompt tokens without an answer yet, likewise; 0: as many as a 32nd of the memory holds", 0
     )
     max_body_bytes: Positive = flag("request bodies over it get 413", 4 << 20)
+    memory_bytes: int = BODIES_BYTES
+    """For bodies and answers together (`http.bodies`). A program that plans no memory has a flag
+    for it."""
     liveness_timeout: Seconds = flag("seconds without a step, with work, until not live", 30.0)
     shutdown_delay: float = flag(
         "seconds after SIGTERM in which a load balancer may still send clients here; over 0, "
@@ -266,6 +270,11 @@ def contradictions(
         )
     if ceiling is not None and initial is not None and initial > ceiling:
         problems.append(f"--initial-num-seqs {initial} is over --max-num-seqs {ceiling}")
+    if server.max_body_bytes > server.memory_bytes // 2:
+        problems.append(
+            f"--max-body-bytes {server.max_body_bytes} is over half of the {server.memory_bytes} "
+            "bytes that bodies and answers may take together"
+        )
     if server.overload == "Shed" and ttft_ms is None:
         problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
     return problems

@@ -11,12 +11,20 @@ from sluice_frontend.process.app import add_probes, api_bearer, bare
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .asked import GENERATING
 from .gate import Gate
+from .operations import OPERATIONS, takes_place
 
-OWN_PATHS = frozenset((*PROBE_PATHS, "/metrics")) - {"/version"}
-OWN_FAMILIES = re.compile(r"^(# \w+ )?sluice_.*\n", re.MULTILINE)
-"""Lines of an engine that is a worker of ours: the gate has these families itself."""
+OPEN_PATHS = frozenset(PROBE_PATHS) - {"/version"}
+"""They answer without a key. The version is the engine's."""
+OWN_PATHS = OPEN_PATHS | {"/metrics"}
+ENGINE_LINE = re.compile(
+    r"^(?:# HELP (?!sluice_)[A-Za-z_:][\w:]* .*"
+    r"|# TYPE (?!sluice_)[A-Za-z_:][\w:]* (?:counter|gauge|histogram|summary|untyped)"
+    r'|(?!sluice_)[A-Za-z_:][\w:]*(?:\{(?:\w+="(?:[^"\\\n]|\\.)*",?)*\})? [-+\w.]+(?: -?\d+)?)$',
+    re.ASCII | re.MULTILINE,
+)
+"""Lines of an engine's page that are shown. One that Prometheus cannot read would cost it ours as
+well. Families `sluice_*` are the gate's own, also before a worker of ours."""
 
 
 class ApiApp:
@@ -37,22 +45,30 @@ def metrics_of(gate: Gate) -> Callable[[], bytes]:
     registry.register(OwnCollector(runtime.model_name, runtime.stats, runtime.view))
 
     def scrape() -> bytes:
-        return OWN_FAMILIES.sub("", gate.upstream.metrics).encode() + generate_latest(registry)
+        lines = [f"{line[0]}\n" for line in ENGINE_LINE.finditer(gate.upstream.metrics)]
+        return "".join(lines).encode() + generate_latest(registry)
 
     return scrape
 
 
 def api_app(gate: Gate, config: ServerConfig, inflight: Inflight) -> ASGIApp:
     """The application that clients speak to."""
+    stats = gate.runtime.stats
+
+    def on_answer(path: str, method: str, status: int) -> None:
+        stats.answer(path if path in OPERATIONS or path in OWN_PATHS else "none", method, status)
+
     edge = EdgeMiddleware(
         ApiApp(gate),
         bearer=api_bearer(config),
-        open_paths=PROBE_PATHS,
-        bounded_paths=tuple(GENERATING),
+        open_paths=OPEN_PATHS,
+        is_bounded=takes_place,
         check_room=gate.admission.check_room,
         inflight=inflight,
         lifetime=gate.runtime.lifetime,
         load=gate.runtime.load,
-        on_answer=gate.runtime.stats.answer,
+        on_answer=on_answer,
     )
+    if not config.allowed_origins:
+        return edge  # the engine answers browsers
     return CORSMiddleware(edge, config.allowed_origins, allow_methods=["*"], allow_headers=["*"])

@@ -1,72 +1,42 @@
-"""A request to a foreign engine, as the gate counts it. Pure.
+"""A request to a foreign engine, read once: what is counted here is what the engine gets. Pure.
 
-The body is read and never changed. If it makes no sense, it counts as one sequence, because the
-engine answers with its own error. Only what harms others, and the gate's own fields, are refused.
+A body goes to the engine as it came, or as it is written here, or is refused. What no reader takes
+for JSON is refused on the routes that take JSON, since some readers stop early or repair it.
 """
 
-import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw
 from sluice_core.contract import MAX_MS
-from sluice_core.errors import RequestError, UnsupportedParameter
+from sluice_core.errors import RequestError
 from sluice_core.work import Deadlines, Work
 
-Framing = Literal["sse", "ndjson", "none"]
-"""How events of a streamed answer are told apart; "none" for an answer in one piece."""
+from . import ollama
+from .encoding import decoded
+from .json_object import check_spelling, first, items, members, scalar
+from .operations import OPERATIONS, Operation, operation_of
+
 BYTES_PER_TOKEN = 4
 """Of text, before any answer told better; token ids count as so many bytes each."""
-
-
-class Dialect(NamedTuple):
-    """A route's body. `prompts`: fields with a prompt or a list of them; `chat`: the field of a
-    conversation, which is one prompt; `framing`: of a streamed answer, if it can be streamed;
-    `is_stream`: what a body that does not say gets."""
-
-    prompts: tuple[str, ...] = ()
-    chat: str = "messages"
-    framing: Framing = "none"
-    is_stream: bool = False
-
-
-_INPUTS = Dialect(("input", "inputs", "prompt"))
-_RANKED = Dialect(("documents", "texts"))
-_SCORED = Dialect(("documents", "data_2", "text_2"))
-_GENERATE = ("inputs", "prompt", "text", "input_ids")  # TGI's, ours, and two of SGLang
-
-GENERATING: Mapping[str, Dialect] = {
-    "/v1/completions": Dialect(("prompt",), framing="sse"),
-    "/v1/chat/completions": Dialect(framing="sse"),
-    "/completions": Dialect(("prompt",), framing="sse"),  # llama.cpp's aliases
-    "/chat/completions": Dialect(framing="sse"),
-    "/v1/responses": Dialect(chat="input", framing="sse"),
-    "/api/generate": Dialect(("prompt",), framing="ndjson", is_stream=True),
-    "/api/chat": Dialect(framing="ndjson", is_stream=True),
-    "/generate": Dialect(_GENERATE, framing="sse"),
-    "/generate_stream": Dialect(_GENERATE, framing="sse", is_stream=True),
-    "/v1/rerank": _RANKED,
-    "/rerank": _RANKED,
-    "/v1/score": _SCORED,
-    "/score": _SCORED,
-} | dict.fromkeys(
-    (
-        "/v1/embeddings",
-        "/embeddings",
-        "/embed",
-        "/api/embed",
-        "/api/embeddings",
-        "/classify",
-        "/pooling",
-    ),
-    _INPUTS,
+MAX_SEQUENCES = 1 << 14
+"""Of one request, as vLLM's VLLM_MAX_N_SEQUENCES: each has a timer here."""
+PICTURE_BYTES = 4096
+"""What a picture or sound inside a body counts as text; its own bytes are no tokens."""
+_INLINE = re.compile(rb'"data:[^"]{1024,}"')
+_NUMBERS = re.compile(rb"\[\s*[-\d]")
+_BEFORE_JSON = b"\xef\xbb\xbf\xfe\xff\x00 \t\r\n"
+"""Spaces and byte order marks, which some readers skip."""
+_COUNTS = ("n", "n_cmpl", "best_of")  # llama.cpp's is the second; beams are `n` as well (vLLM)
+_INSIDE = ("parameters", "sampling_params", "options")
+"""Objects with fields that decide: TGI's `best_of`, SGLang's `n`, Ollama's options."""
+_OWN = ("slo_ttft_ms", "slo_tpot_ms", "priority")
+_DECIDING = frozenset(
+    (*_COUNTS, *_INSIDE, *_OWN, "stream", "model", "name", "keep_alive", "messages")
+    + operation_of("").prompts
 )
-"""The routes whose bodies are counted. All others pass, and count as one sequence."""
-
-_RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")
-"""Ollama loads the model anew if one of them differs (`api.Runner`, `needsReload` in its 0.17)."""
 _YES = (True, "true", "True", "1", "on", "yes")
 """What an engine on pydantic takes for true."""
 
@@ -74,14 +44,14 @@ _YES = (True, "true", "True", "1", "on", "yes")
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a request asks of the engine. `prompts`: bytes of each; `n`: answers to each prompt.
-    `framing`: of this answer. `priority`: vLLM's, lower goes first."""
+    `priority`: vLLM's, lower goes first. `body`: what the engine gets, None for what came."""
 
     prompts: tuple[int, ...]
-    n: int
-    is_stream: bool
-    framing: Framing
-    priority: int
-    deadlines: Deadlines
+    n: int = 1
+    is_stream: bool = False
+    priority: int = 0
+    deadlines: Deadlines = Deadlines()
+    body: bytes | None = None
 
     def work(self, size: "TokenSize", client: str) -> Work:
         """The same with estimated tokens, for the share of `client`."""
@@ -89,119 +59,112 @@ class Asked:
         return Work(tokens, self.n, self.is_stream, self.deadlines, self.priority, client)
 
 
-class _Body(Struct):
-    """The fields of all dialects that say how much is asked, of any kind."""
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What decides of every request to an engine. `engine`: its name; `model`: that it serves, if
+    known; `max_bytes`: of a body, also when it is decoded."""
 
-    prompt: Any = None
-    messages: Any = None
-    input: Any = None
-    inputs: Any = None
-    input_ids: Any = None
-    text: Any = None
-    texts: Any = None
-    documents: Any = None
-    data_2: Any = None
-    text_2: Any = None
-    n: Any = None
-    n_cmpl: Any = None  # llama.cpp's
-    best_of: Any = None
-    parameters: Any = None
-    sampling_params: Any = None
-    stream: Any = None
-    priority: Any = None
-    slo_ttft_ms: Any = None
-    slo_tpot_ms: Any = None
-    options: Any = None
-    keep_alive: Any = None
+    engine: str
+    model: str | None
+    max_bytes: int
 
 
-_decoder = msgspec.json.Decoder(_Body)
+def read(door: Door, path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
+    """The request to `path`, which does not only read; names of `headers` are lower case.
 
-
-def read(path: str, body: bytes, headers: Mapping[str, str], engine: str) -> Asked:
-    """The request to `path`; names of `headers` are lower case.
-
-    Raises RequestError for a deadline that is none, and for what makes Ollama load its model anew.
+    Raises RequestError for what has two readings, and for what the engine must not get.
     """
-    dialect = GENERATING.get(path)
-    fields = _parsed(body) if dialect is not None else None
-    if dialect is None or fields is None:
-        return Asked((len(body),), 1, False, "none", 0, Deadlines().with_headers(headers))
-    if engine == "ollama" and path.startswith("/api/"):
-        _refuse_reload(fields)
-    own = Deadlines(
-        _deadline(fields.slo_ttft_ms, "slo_ttft_ms"), _deadline(fields.slo_tpot_ms, "slo_tpot_ms")
-    )
-    streams = dialect.is_stream if fields.stream is None else fields.stream in _YES
-    is_stream = streams and dialect.framing != "none"
-    return Asked(
-        prompts=tuple(_sizes(fields, dialect)) or (0,),
-        n=_num_answers(fields) if dialect.framing != "none" else 1,
-        is_stream=is_stream,
-        framing=dialect.framing if is_stream else "none",
-        priority=_whole(fields.priority),
-        deadlines=own.with_headers(headers),
-    )
+    deadlines = Deadlines().with_headers(headers)
+    text = decoded(body, headers.get("content-encoding", ""), door.max_bytes)
+    found = None if text is None else _object(path, text, headers.get("content-type", ""))
+    if text is None or found is None:
+        if door.engine == "ollama":
+            raise RequestError("this route takes a JSON object")
+        return Asked((len(body),), deadlines=deadlines)
+    check_spelling(found, _DECIDING)
+    inside = {name: list(_inside(found.get(name))) for name in _INSIDE}
+    asked = _counted(operation_of(path), found, inside, _text_bytes(text))
+    own = Deadlines(_deadline(found, "slo_ttft_ms"), _deadline(found, "slo_tpot_ms"))
+    asked = replace(asked, deadlines=own.with_headers(headers))
+    if door.engine == "ollama":
+        given = ollama.checked(path, found, inside["options"], door.model)
+        if given is not found:
+            return replace(asked, body=msgspec.json.encode(given))
+    return asked
 
 
-def _parsed(body: bytes) -> _Body | None:
-    """None if no engine can read it. Python's parser takes NaN and huge numbers, so engines do."""
-    try:
-        return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        return msgspec.convert(json.loads(body), _Body)
-    except (ValueError, msgspec.ValidationError, RecursionError):
+def _object(path: str, text: bytes, content_type: str) -> dict[str, Raw] | None:
+    """The members of a JSON body; None for a body of another kind, on a route without a row."""
+    is_json = path in OPERATIONS or "json" in content_type.lower()
+    if not is_json and not text.lstrip(_BEFORE_JSON).startswith(b"{"):
         return None
+    found = members(text)
+    if found is None and path in OPERATIONS:
+        raise RequestError("the body must be a JSON object")
+    return found
 
 
-def _sizes(fields: _Body, dialect: Dialect) -> Iterator[int]:
-    conversation = getattr(fields, dialect.chat)
-    if isinstance(conversation, list):
-        yield sum(_size(item.get("content")) for item in conversation if isinstance(item, dict))
-    elif conversation is not None:
-        yield _size(conversation)
-    for name in dialect.prompts:
-        value = getattr(fields, name)
-        if isinstance(value, list) and not _is_ids(value):
-            yield from map(_size, value)
-        elif value is not None:
-            yield _size(value)
+def _inside(value: Raw | None) -> Iterator[dict[str, Raw]]:
+    """The members of an object, or of each in a list of them."""
+    each = None if value is None else items(value)
+    for one in ([] if value is None else [value]) if each is None else each:
+        found = members(one)
+        if found is not None:
+            check_spelling(found, ("n", "best_of"))
+            yield found
 
 
-def _is_ids(value: list[Any]) -> bool:
-    return bool(value) and isinstance(value[0], int)
+def _counted(
+    operation: Operation,
+    found: Mapping[str, Raw],
+    inside: Mapping[str, list[dict[str, Raw]]],
+    num_bytes: int,
+) -> Asked:
+    prompts = tuple(_sizes(found, operation, num_bytes)) or (0,)
+    counts = [found.get(name) for name in _COUNTS]
+    counts += [each.get("best_of") for each in inside["parameters"]]
+    counts += [each.get("n") for each in inside["sampling_params"]]
+    n = max(1, *map(_whole, map(scalar, counts))) if operation.has_n else 1
+    if n * len(prompts) > MAX_SEQUENCES:
+        raise RequestError(f"one request may ask for {MAX_SEQUENCES:,} sequences at most")
+    stream = scalar(found.get("stream"))
+    is_stream = operation.is_stream if stream is None else stream in _YES
+    return Asked(prompts, n, is_stream, _whole(scalar(found.get("priority"))))
 
 
-def _size(value: object) -> int:
-    """Bytes of the text or of the token ids in a prompt, a document or a message's content."""
-    if isinstance(value, list):
-        if _is_ids(value):
-            return BYTES_PER_TOKEN * len(value)
-        return sum(len(_text(part).encode("utf-8", "surrogatepass")) for part in value)
-    return len(_text(value).encode("utf-8", "surrogatepass"))
+def _sizes(found: Mapping[str, Raw], operation: Operation, num_bytes: int) -> Iterator[int]:
+    """Bytes of each prompt; a conversation's are those of the whole body, tools and all."""
+    if (conversation := _given(found, operation.chat)) is not None:
+        lists = [each for each in items(conversation) or () if first(each) == b"["]
+        yield from map(len, map(bytes, lists)) if lists else (num_bytes,)
+    for name in operation.prompts:
+        if (value := _given(found, name)) is not None:
+            yield from _prompts(bytes(value))
 
 
-def _text(part: object) -> str:
-    text = part.get("text", part.get("content")) if isinstance(part, dict) else part
-    return text if isinstance(text, str) else ""
+def _given(found: Mapping[str, Raw], name: str) -> Raw | None:
+    value = found.get(name)
+    return None if value is None or bytes(value) == b"null" else value
 
 
-def _num_answers(fields: _Body) -> int:
-    """Beams are `n` as well (vLLM)."""
-    told = (
-        fields.n,
-        fields.n_cmpl,
-        fields.best_of,
-        _inside(fields.parameters, "best_of"),  # TGI's
-        _inside(fields.sampling_params, "n"),  # SGLang's
-    )
-    return max(1, *map(_whole, told))
+def _prompts(value: bytes) -> Iterator[int]:
+    """Bytes of each prompt of a field: a text, token ids, embeddings, or a list of these."""
+    if not value.startswith(b"[") or _NUMBERS.match(value):
+        yield _size(value)
+    else:
+        yield from (_size(bytes(each)) for each in items(Raw(value)) or ())
 
 
-def _inside(value: object, name: str) -> object:
-    return value.get(name) if isinstance(value, dict) else None
+def _size(value: bytes) -> int:
+    if value.startswith(b"["):
+        return BYTES_PER_TOKEN * (value.count(b",") + 1)
+    return len(value) - 2 if value.startswith(b'"') else len(value)
+
+
+def _text_bytes(text: bytes) -> int:
+    """Bytes of a body without those of pictures and sounds in it."""
+    inline = [len(found[0]) for found in _INLINE.finditer(text)] if b"data:" in text else []
+    return len(text) - sum(inline) + PICTURE_BYTES * len(inline)
 
 
 def _whole(value: object) -> int:
@@ -216,35 +179,15 @@ def _whole(value: object) -> int:
     return int(value) if isinstance(value, int) else 0
 
 
-def _deadline(value: object, name: str) -> float | None:
-    if value is None:
+def _deadline(found: Mapping[str, Raw], name: str) -> float | None:
+    if (given := _given(found, name)) is None:
         return None
+    value = scalar(given)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_MS:
         raise RequestError(
             f"{name} must be milliseconds over 0 and at most {MAX_MS:.0f}", param=name
         )
     return float(value)
-
-
-def _refuse_reload(fields: _Body) -> None:
-    options = fields.options if isinstance(fields.options, dict) else {}
-    for name in _RUNNER_OPTIONS:
-        if options.get(name) is not None:
-            raise UnsupportedParameter(
-                f"options.{name} would load the model anew for everyone; set it where it is served",
-                param=f"options.{name}",
-            )
-    if _is_zero(fields.keep_alive):
-        raise UnsupportedParameter(
-            "keep_alive 0 would unload the model for everyone", param="keep_alive"
-        )
-
-
-def _is_zero(keep_alive: object) -> bool:
-    """Also as a duration of Go: "0", "0s", "0h0m"."""
-    if isinstance(keep_alive, str):
-        return "0" in keep_alive and not any(digit in keep_alive for digit in "123456789")
-    return keep_alive is not None and keep_alive == 0
 
 
 class TokenSize:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sluice_core.errors import SluiceError
@@ -16,11 +17,14 @@ from .asked import Asked
 from .engines import EngineLoad
 from .flight import Books, Flight
 from .outside import OutsideModel
+from .patience import Owed, Patience
 from .queue import Queue
 
 KV_PARTS = 1000
 """Foreign engines tell the used share of their KV cache, not blocks."""
 FULL_KV = 0.95
+UNKNOWN_WINDOW = 1
+"""Of `Ready`, from an engine that does not tell its window."""
 
 
 class GateBackend:
@@ -34,7 +38,9 @@ class GateBackend:
         self.queue = Queue(limits, self._pace)
         self.outside = OutsideModel()
         self.load = EngineLoad()
-        self.num_chunks = 0
+        self.patience = Patience()
+        self._num_pieces = 0
+        self._piece_s = -math.inf
         self._busy_since_s = math.inf
         self.on_limits: list[Callable[[EngineLimits], None]] = []
         self._ledger = ledger
@@ -45,6 +51,11 @@ class GateBackend:
     @property
     def num_open(self) -> int:
         return len(self._flights)
+
+    @property
+    def unreadable(self) -> Counter[str]:
+        """Numbers of the engine that were left out, by their source."""
+        return self._ledger().stats.unreadable
 
     @property
     def books(self) -> Books:
@@ -79,7 +90,6 @@ class GateBackend:
 
     def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> None:
         """A token of one of its sequences was handed over."""
-        self.num_chunks += 1
         tick, books = self._ledger().recorder.ticks.open, self.books
         tick.generated_tokens += 1
         tick.decodes += 1
@@ -95,6 +105,7 @@ class GateBackend:
 
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
+        self.stepped(now_s)
         tick, is_unseen = self._ledger().recorder.ticks.open, not flight.work.is_stream
         if is_unseen:
             tick.generated_tokens += num_tokens or 0
@@ -103,6 +114,12 @@ class GateBackend:
             if is_unseen:
                 timer.num_tokens = (num_tokens or 0) // flight.num_sequences
             self._ledger().finish(timer, "stop", 0, computed_s=now_s, now_s=now_s)
+        self._over(flight)
+
+    def failed(self, flight: Flight, kind: str) -> None:
+        """The engine answered that it failed, or cut its answer; `kind` as in `Failures`."""
+        for timer in flight.timers:
+            self._ledger().engine_failed(timer, kind)
         self._over(flight)
 
     def leave(self, flight: Flight, error: SluiceError | None = None) -> None:
@@ -114,7 +131,7 @@ class GateBackend:
             if error is None:
                 ledger.leave(timer, now_s)
             else:
-                ledger.fail(timer, error, now_s)
+                ledger.fail(timer, error, now_s, has_begun=flight.has_head)
         self._over(flight)
 
     def _over(self, flight: Flight) -> None:
@@ -144,6 +161,49 @@ class GateBackend:
                 flight.turn.set_result(None)
         self.see()
 
+    # -- the engine's progress
+
+    def stepped(self, now_s: float) -> None:
+        """The engine has done a part of its work."""
+        self._num_pieces += 1
+        self._piece_s = now_s
+
+    def heard(self, flight: Flight, data: bytes, now_s: float) -> None:
+        """A piece of its answer came, and goes to its client now: `is_held_up` is true until the
+        client has read. A comment (llama.cpp's pings) comes from a timer, also while it hangs."""
+        flight.is_held_up = True
+        if data.startswith(b":"):
+            return
+        if not flight.has_answered:
+            began_s = flight.admitted_s or now_s
+            self.patience.learn(now_s - max(began_s, self._piece_s), self._unanswered())
+            flight.has_answered = True
+        self.stepped(now_s)
+
+    def owed(self, *, counts_steps: bool) -> Owed:
+        """What the engine owes now. Answers in one piece show no progress, unless the engine's own
+        counter does (`counts_steps`)."""
+        is_seen = counts_steps and self.load.tokens is not None
+        is_due = any(
+            flight.admitted_s is not None
+            and not flight.is_held_up
+            and (is_seen or flight.work.is_stream)
+            for flight in self.flights
+        )
+        return Owed(self._num_pieces, is_due, self.patience.allowance_s(self._unanswered()))
+
+    def _unanswered(self) -> list[int]:
+        """Tokens of the prompts that the engine may be computing: estimated, so at most a whole
+        window each where it is known."""
+        told = self.ready.max_model_len if self.ready else UNKNOWN_WINDOW
+        most = math.inf if told == UNKNOWN_WINDOW else told
+        return [
+            int(min(tokens, most))
+            for flight in self.flights
+            if flight.admitted_s is not None and not flight.has_answered
+            for tokens in flight.work.prompts
+        ]
+
     # -- what the engine and this queue hold
 
     def see(self) -> None:
@@ -156,7 +216,7 @@ class GateBackend:
         recorder.engine.see(
             Snapshot(
                 running=in_cap, waiting_cap=waiting + running - in_cap, waiting_kv=held,
-                used_blocks=round(KV_PARTS * (self.load.kv_usage or 0.0)), cached_blocks=0,
+                used_blocks=round(KV_PARTS * min(self.load.kv_usage or 0.0, 1.0)), cached_blocks=0,
                 num_blocks=KV_PARTS, num_preemptions=int(self.load.preemptions or 0),
                 preempted_tokens=0, prefix_queries=0, prefix_hits=0,
             )
@@ -181,13 +241,6 @@ class GateBackend:
     def flights(self) -> Iterable[Flight]:
         """The open ones."""
         return dict.fromkeys(self._flights.values())
-
-    @property
-    def owes_progress(self) -> bool:
-        """True if chunks are due, or the engine's own counter of tokens must move."""
-        if self.load.tokens is not None:
-            return self.queue.running > 0
-        return any(f.admitted_s is not None and f.work.is_stream for f in self.flights)
 
     def _pace(self, num_free: int) -> Pace:
         recorder, cap = self._ledger().recorder, self.queue.limits.max_num_seqs

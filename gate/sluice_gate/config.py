@@ -30,6 +30,8 @@ from .engines import ENGINES, EngineFacts, EngineName
 
 PROGRAM = "sluice-gate"
 DEFAULT_CAPACITY = 256
+READER_BYTES = 64 << 20
+"""Of a Python process with this package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class EngineFlags:
     health_path: str | None = flag("a path that answers 200 while the engine serves")
     engine_admin_key_file: Path | None = flag("file of SGLang's admin key, for its live cap")
     engine_socket: Path | None = flag("Unix socket on which sluice_vllm inside vLLM finds the gate")
+    served_file: Path | None = flag(
+        "file that is there once the engine has served, for a gate that starts again beside it"
+    )
     epoch: int = 0
 
     def capacity(self, told: int | None) -> int:
@@ -67,11 +72,26 @@ class EngineFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class GateServerConfig(ServerConfig):
+    """A gate's own settings: its engine takes pictures and sounds, and no plan knows its memory."""
+
+    max_body_bytes: Positive = flag("request bodies over it get 413", 64 << 20)
+    memory_bytes: Positive = flag(
+        "memory for bodies and answers together, as a part of the container's", 256 << 20
+    )
+
+    @property
+    def reading_bytes(self) -> int:
+        """Memory of the process that reads large bodies: one at a time, with its parts."""
+        return READER_BYTES + 3 * self.max_body_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class GateConfig:
     """All of the command line."""
 
     engine: EngineFlags
-    server: ServerConfig
+    server: GateServerConfig
 
     @property
     def model_name(self) -> str:
@@ -79,7 +99,7 @@ class GateConfig:
         return self.server.served_model_name or self.engine.upstream
 
 
-PARTS = (EngineFlags, ServerConfig, SloFlags)
+PARTS = (EngineFlags, GateServerConfig, SloFlags)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         for one in flags_of(config):
             if one.field.name != "sse_keep_alive_interval":  # answers are the engine's own bytes
                 one.add_to(parser)
-    parser.set_defaults(sse_keep_alive_interval=None)
+    # Without origins of ours the engine's own answers to browsers pass.
+    parser.set_defaults(sse_keep_alive_interval=None, allowed_origins="[]")
     parser.add_argument("--version", action="version", version=version("sluice"))
     parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
     return parser
@@ -112,11 +133,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Gate
     if url.scheme not in ("http", "https") or not url.netloc:
         problems.append("--upstream is required: the engine's URL, as http://127.0.0.1:8100")
     most, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
-    problems += contradictions(ServerConfig(**server), most, initial, slo.get("slo_ttft_ms"))
+    problems += contradictions(GateServerConfig(**server), most, initial, slo.get("slo_ttft_ms"))
     problems += file_problems(server | engine)
     if "overload" in files:
         server["overload"] = files.pop("overload")
     engine |= files
     if problems:
         raise ConfigError(problems)
-    return GateConfig(EngineFlags(**engine), ServerConfig(**server))
+    return GateConfig(EngineFlags(**engine), GateServerConfig(**server))

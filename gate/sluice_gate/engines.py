@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice_core.bounded import MAX_COUNT, Numbers
+
 EngineName = Literal["vllm", "sglang", "llamacpp", "ollama", "tgi", "custom"]
 
 
@@ -17,7 +19,8 @@ class EngineFacts:
     """`health`: a path that answers 200 while it serves. Metrics, by any of their names:
 
     `waiting`: sequences in its own queue; `kv_usage`: share of its KV cache in use, 0 to 1;
-    `preemptions`: a counter; `tokens`: a counter that moves while it works.
+    `preemptions`: a counter; `tokens`: a counter that moves while it works. `counts_steps`: that
+    one moves with each step, not at the end of an answer.
     `has_metrics`: it serves /metrics. `about`: a path that tells its capacity.
     """
 
@@ -27,6 +30,7 @@ class EngineFacts:
     kv_usage: tuple[str, ...] = ()
     preemptions: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    counts_steps: bool = False
     about: str | None = None
 
 
@@ -37,6 +41,7 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # before 0.9.2
         preemptions=("vllm:num_preemptions_total",),
         tokens=("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),
+        counts_steps=True,
     ),
     "sglang": EngineFacts(
         "/health",
@@ -61,7 +66,8 @@ ENGINES: Mapping[EngineName, EngineFacts] = {
     "custom": EngineFacts("/v1/models"),
 }
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}\n]*\})? (\S+)", re.MULTILINE)
+"""Within one line: a bracket that nothing closes must not be looked for to the end of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +80,18 @@ class EngineLoad:
     tokens: float | None = None
 
 
-def load_of(facts: EngineFacts, text: str) -> EngineLoad:
+def load_of(facts: EngineFacts, text: str, numbers: Numbers) -> EngineLoad:
     """The load in a scrape; samples of one name are summed."""
+    wanted = {*facts.waiting, *facts.kv_usage, *facts.preemptions, *facts.tokens}
     values: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(text):
-        try:
-            values[name] = values.get(name, 0.0) + float(value)
-        except ValueError:
-            continue
+    for name, word in _SAMPLE.findall(text):
+        value = numbers.number(word, MAX_COUNT) if name in wanted else None
+        if value is not None:
+            values[name] = values.get(name, 0.0) + value
 
     def total(names: tuple[str, ...]) -> float | None:
         found = [values[name] for name in names if name in values]
-        return sum(found) if found else None
+        return numbers.number(sum(found), MAX_COUNT) if found else None
 
     return EngineLoad(
         total(facts.waiting),

@@ -24,7 +24,9 @@ class Flight:
     """A request. `turn`: set when it may go to the engine,
     or to the error that ends it. `stop`: set when it must end although it has gone there.
 
-    `met_lack`: the engine told of a lack of memory while its prompt was computed.
+    `met_lack`: the engine told of a lack of memory while its prompt was computed. `has_head`: the
+    head of the engine's answer came. `has_answered`: a piece of its body did. `is_held_up`: a piece
+    waits for its client to read.
     """
 
     asked: Asked
@@ -35,7 +37,10 @@ class Flight:
     stop: asyncio.Future[None]
     admitted_s: float | None = None
     met_lack: bool = False
+    has_head: bool = False
     is_over: bool = False
+    has_answered: bool = False
+    is_held_up: bool = False
     first_seen: set[int] = field(default_factory=set)
 
     @property
@@ -83,7 +88,8 @@ class Books:
 
     def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> float | None:
         """A token of the sequence `index`; its gap in seconds, None for a first one."""
-        timer = flight.timers[index if index < len(flight.timers) else 0]
+        index = index if index < len(flight.timers) else 0  # an engine may invent answers
+        timer = flight.timers[index]
         is_first = timer.first_s is None
         before_s = timer.last_s
         first = self._parts(flight, timer, now_s) if is_first else None

@@ -5,6 +5,7 @@ import time
 from contextlib import AsyncExitStack
 
 from msgspec import structs
+from sluice_core.bounded import Numbers
 from sluice_core.contract import MemoryReport
 from sluice_core.errors import EngineDied, timestamp
 from sluice_core.wire import EngineLimits, Ready, StepReport
@@ -17,10 +18,11 @@ from sluice_frontend.serving.runtime import Runtime
 from .backend import GateBackend
 from .config import GateConfig
 from .inner import SglangKey, VllmSocket
+from .patience import Owed
 from .proxy import Proxy
 from .upstream import Served, Upstream
 
-FIT_S = 1.0
+SECOND_S = 1.0
 QUEUE_BYTES = 8 << 30
 """Of this memory the frontend's rule gives a share to waiting prompts; their bodies are bounded by
 `http.bodies` as well."""
@@ -63,12 +65,15 @@ class Gate:
         )
         self.backend = self.runtime.backend
         self.admission = Admission(self.runtime, QUEUE_BYTES)
-        liveness = self.runtime.engine_liveness
-        self.upstream = Upstream(config.engine, config.server.served_model_name, liveness)
+        liveness, unreadable = self.runtime.engine_liveness, self.runtime.stats.unreadable
+        self._served_file = config.engine.served_file
+        liveness.has_served = self._served_file is not None and self._served_file.exists()
+        self.upstream = Upstream(config, liveness, unreadable)
         self.upstream.on_ready, self.upstream.on_load = self._ready, self.backend.loaded
         self.upstream.on_away = self._away
         self.proxy = Proxy(config, self.admission, self.backend, self.upstream)
-        self._socket = VllmSocket(self._limits, self._inner_changed, self._inner_stepped)
+        told = self._inner_changed, self._inner_stepped
+        self._socket = VllmSocket(self._limits, *told, Numbers("socket", unreadable))
         self._num_inner = 0
         self._has_served = False
         self._sglang: SglangKey | None = None
@@ -79,10 +84,8 @@ class Gate:
             backend, engine = self.backend, self.config.engine
             running = [
                 tasks.create_task(self.runtime.beat()),
-                tasks.create_task(self._fit()),
-                tasks.create_task(
-                    self.upstream.watch(lambda: backend.owes_progress, lambda: backend.num_chunks)
-                ),
+                tasks.create_task(self._each_second()),
+                tasks.create_task(self.upstream.watch(self._owed)),
             ]
             if engine.engine_socket is not None:
                 server = await self._socket.listen(engine.engine_socket)
@@ -95,11 +98,13 @@ class Gate:
             await stop.wait()
             for task in running:
                 task.cancel()
+            self.proxy.close()
 
     # -- news
 
     def _ready(self, served: Served) -> None:
         """The engine answers, for the first time or again."""
+        self.proxy.serves(served.model)
         ceiling = self.config.engine.capacity(served.capacity)
         cap = min(self.runtime.live.max_num_seqs, ceiling)
         self.backend.ready = Ready(
@@ -118,6 +123,8 @@ class Gate:
         if not self._has_served:
             self._has_served = True
             self.runtime.ready(self.backend.ready)
+        if self._served_file is not None:
+            self._served_file.touch()
         self.backend.configure(self._limits())
 
     def _away(self) -> None:
@@ -127,6 +134,11 @@ class Gate:
             moment = timestamp(time.time())
             gone = EngineDied(f"the engine went away at {moment}", retry_after_s=1)
             self.backend.fail_waiting(gone)
+        if self._served_file is not None:
+            self._served_file.unlink(missing_ok=True)
+
+    def _owed(self) -> Owed:
+        return self.backend.owed(counts_steps=self.config.engine.facts.counts_steps)
 
     def _limits(self) -> EngineLimits:
         return self.runtime.live.for_engine()
@@ -141,16 +153,19 @@ class Gate:
 
     def _inner_stepped(self, report: StepReport) -> None:
         """A step of vLLM. Its tokens are counted as they pass here."""
+        self.backend.stepped(time.monotonic())
         recorder, own = self.runtime.recorder, self.runtime.recorder.engine.snapshot
         tick = recorder.ticks.open
         decodes, prefill = tick.decodes, tick.prefill_tokens
-        recorder.engine.step(structs.replace(report, snapshot=own))
+        recorder.engine.step(structs.replace(report, snapshot=own, tokens=[]))
         tick.decodes, tick.prefill_tokens = decodes, prefill
 
-    async def _fit(self) -> None:
-        """Once a second: the step model from outside, unless one comes from inside."""
+    async def _each_second(self) -> None:
+        """The engine's progress, also while a look at it lasts, and the step model from outside,
+        unless one comes from inside."""
         while True:
-            await asyncio.sleep(FIT_S)
+            await asyncio.sleep(SECOND_S)
+            self.upstream.judge(self._owed())
             if not self._num_inner:
                 self.runtime.recorder.engine.step_model = self.backend.outside.fit(time.monotonic())
 

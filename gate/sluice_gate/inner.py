@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+from sluice_core.bounded import Numbers
 from sluice_core.errors import ConfigError
 from sluice_core.wire import (
     EngineLimits,
@@ -27,6 +28,8 @@ from .upstream import Upstream
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
+MAX_FRAME_BYTES = 1 << 16
+"""Most bytes of one message: a report without tokens has some 200."""
 RETRY_S = 1.0
 
 
@@ -42,15 +45,18 @@ def bound(path: Path) -> socket.socket:
 
 class VllmSocket:
     """The listening end. `on_change`: told how many engines are connected, and the most sequences
-    that the newest runs; `on_step`: told each report."""
+    that the newest runs; `on_step`: told each report. `numbers` counts the messages that are left
+    out; a connection that brings something else than messages is closed."""
 
     def __init__(
         self,
         limits: Callable[[], EngineLimits],
         on_change: Callable[[int, int], None],
         on_step: Callable[[StepReport], None],
+        numbers: Numbers,
     ) -> None:
         self._limits, self._on_change, self._on_step = limits, on_change, on_step
+        self._numbers = numbers
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def listen(self, path: Path) -> asyncio.Server:
@@ -67,7 +73,8 @@ class VllmSocket:
         writer.write(encode_frame(self._limits()))
         try:
             await self._read(reader)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            self._numbers.leave_out()
             log.warning("an engine sent what is no message", extra={"reason": str(error)})
         finally:
             self._writers.discard(writer)
@@ -79,13 +86,21 @@ class VllmSocket:
         with suppress(ConnectionError):
             while part := await reader.read(READ_BYTES):
                 received += part
-                for body in split_frames(received):
-                    message = from_engine_decoder.decode(body)
-                    if isinstance(message, Ready):
-                        log.info("sluice_vllm connected", extra={"ceiling": message.ceiling})
-                        self._on_change(len(self._writers), message.ceiling)
-                    elif isinstance(message, StepReport):
-                        self._on_step(message)
+                for body in split_frames(received, MAX_FRAME_BYTES):
+                    self._take(body)
+
+    def _take(self, body: bytes) -> None:
+        """Take one message. One with an impossible number is left out; the next may be sound."""
+        try:
+            message = from_engine_decoder.decode(body)
+        except msgspec.ValidationError:
+            self._numbers.leave_out()
+            return
+        if isinstance(message, Ready):
+            log.info("sluice_vllm connected", extra={"ceiling": message.ceiling})
+            self._on_change(len(self._writers), message.ceiling)
+        elif isinstance(message, StepReport):
+            self._on_step(message)
 
 
 class SglangKey:

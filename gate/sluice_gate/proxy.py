@@ -1,62 +1,83 @@
-"""*Rim*: requests in to the queue, answers out with the engine's own bytes.
-
-Bodies go to the engine as they came, and answers to the client as the engine wrote them.
-"""
+"""*Rim*: requests in to the queue, answers out with the engine's own bytes."""
 
 import time
+from dataclasses import replace
 
 import aiohttp
 from sluice_core.errors import NotReady, SluiceError
+from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Bodies, too_many
 from sluice_frontend.serving.admission import Admission
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from .asked import TokenSize, read
+from .asked import Asked, Door, TokenSize, read
 from .backend import GateBackend
 from .chunks import Chunks
 from .config import GateConfig
 from .flight import Flight
+from .ollama import check_route
+from .operations import READING, takes_place
 from .relay import Answer, Relay, while_read
 from .upstream import Upstream
 
 AWAY = "the engine behind this gate does not answer"
-FREE_METHODS = ("GET", "HEAD", "OPTIONS")
-FREE_PATHS = ("/tokenize", "/detokenize", "/apply-template", "/api/show")
-"""Paths that bring the engine's batch no work, also when they are posted to."""
 
 
 class Proxy:
-    """An ASGI application: requests that bring work take places, others pass beside them."""
+    """An ASGI application: requests that bring work take places, others pass beside them.
+
+    `model`: the one that the engine serves, once it is known.
+    """
 
     def __init__(
         self, config: GateConfig, admission: Admission, backend: GateBackend, upstream: Upstream
     ) -> None:
-        self._engine, self._admission = config.engine.engine, admission
-        self._backend, self._upstream = backend, upstream
-        self._bodies = Bodies(config.server)
-        self._size = TokenSize()
+        self._admission, self._backend, self._upstream = admission, backend, upstream
+        self._bodies = Bodies(config.server, takes_encoded=True)
+        engine, server = config.engine.engine, config.server
+        self._door = Door(engine, server.served_model_name, server.max_body_bytes)
+        self._size, self._beside = TokenSize(), Beside(memory_bytes=server.reading_bytes)
         self._relay = Relay(backend, self._size)
+
+    def close(self) -> None:
+        """End the process that reads large bodies."""
+        self._beside.close()
+
+    def serves(self, model: str | None) -> None:
+        """Take `model` as the one that the engine serves."""
+        self._door = replace(self._door, model=model)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(self._upstream, scope, send)
-        is_free = scope["method"] in FREE_METHODS or scope["path"] in FREE_PATHS
-        refusal = too_many if is_free else self._admission.refuse_body
+        has_work = takes_place(scope["method"], scope["path"])
+        refusal = self._admission.refuse_body if has_work else too_many
         try:
+            if self._door.engine == "ollama":
+                check_route(scope["method"], scope["path"])
             async with self._bodies.read(Request(scope, receive), refusal) as body:
-                if is_free:
-                    await self._pass_on(answer, body, receive)
-                else:
+                if has_work:
                     await self._work(answer, body, receive)
+                else:
+                    await self._pass_on(answer, body, receive)
         except ClientDisconnect:
             return
         except SluiceError as error:
             await answer.fail(error, receive)
 
+    async def _read(self, scope: Scope, body: bytes) -> Asked:
+        headers = Headers(scope=scope)
+        joined = {name: ", ".join(headers.getlist(name)) for name in headers}
+        return await self._beside.result(len(body), read, self._door, scope["path"], body, joined)
+
     # -- without a place
 
-    async def _pass_on(self, answer: "Answer", body: bytes, receive: Receive) -> None:
+    async def _pass_on(self, answer: Answer, body: bytes, receive: Receive) -> None:
+        scope = answer.scope
+        if self._door.engine == "ollama" and scope["method"] not in READING:
+            await self._read(scope, body)
+
         async def serve() -> None:
             try:
                 async with answer.asked(body) as reply:
@@ -70,9 +91,9 @@ class Proxy:
 
     # -- with places
 
-    async def _work(self, answer: "Answer", body: bytes, receive: Receive) -> None:
-        flight = self._open(answer.scope["path"], body, Headers(scope=answer.scope))
-        answer.framing = flight.asked.framing
+    async def _work(self, answer: Answer, body: bytes, receive: Receive) -> None:
+        flight = await self._open(answer.scope, body)
+        body = flight.asked.body or body
         try:
             await while_read(flight.stop, receive, self._serve(flight, answer, body))
         except SluiceError as error:
@@ -81,17 +102,22 @@ class Proxy:
         finally:
             self._backend.leave(flight)
 
-    def _open(self, path: str, body: bytes, headers: Headers) -> Flight:
+    async def _open(self, scope: Scope, body: bytes) -> Flight:
         arrival_s = time.monotonic()
+        self._check_up()
+        asked = await self._read(scope, body)
+        work = asked.work(self._size, client="")
+        self._admission.admit_sized(work, self._check_up(), arrival_s)
+        return self._backend.open(asked, work, arrival_s)
+
+    def _check_up(self) -> int:
+        """The engine's ceiling. Raises NotReady while it is away."""
         ceiling = self._admission.check_open().ceiling
         if self._backend.is_away:
             raise self._admission.refused(NotReady(AWAY, retry_after_s=1))
-        asked = read(path, body, headers, self._engine)
-        work = asked.work(self._size, client="")
-        self._admission.admit_sized(work, ceiling, arrival_s)
-        return self._backend.open(asked, work, arrival_s)
+        return ceiling
 
-    async def _serve(self, flight: Flight, answer: "Answer", body: bytes) -> None:
+    async def _serve(self, flight: Flight, answer: Answer, body: bytes) -> None:
         await flight.turn
         try:
             async with answer.asked(body) as reply:

@@ -6,24 +6,27 @@ that an engine that dies meanwhile is a 503 and not half a body.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import msgspec
-from sluice_core.errors import RequestError, RequestFailed, SluiceError
+from sluice_core.bounded import Numbers
+from sluice_core.errors import RequestError, SluiceError
+from sluice_frontend.evidence.ledger import failure_of
 from sluice_frontend.http.guards import error_reply
 from sluice_frontend.openai.sse import error_event
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from .asked import Framing, TokenSize
+from .asked import TokenSize
 from .backend import GateBackend
-from .chunks import Chunks, usage_of
+from .chunks import Chunks, Framing, usage_of
 from .flight import Flight
-from .upstream import HOP_BY_HOP, Upstream, target_of
+from .headers import HOP_BY_HOP
+from .upstream import Upstream
 
-STREAMED = ("text/event-stream", "application/x-ndjson")
+FRAMINGS: Mapping[str, Framing] = {"text/event-stream": "sse", "application/x-ndjson": "ndjson"}
+"""How events are told apart in answers of these types."""
 SLOW_READER_S = 0.05
 """If a client lets a chunk wait for longer, it does not read, and the next time is its own."""
 
@@ -33,22 +36,23 @@ class Relay:
 
     def __init__(self, backend: GateBackend, size: TokenSize) -> None:
         self._backend, self._size = backend, size
+        self._numbers = Numbers("usage", backend.unreadable)
 
     async def answered(
         self, flight: Flight, answer: "Answer", reply: aiohttp.ClientResponse
     ) -> None:
-        if reply.status == 200 and reply.content_type in STREAMED:
-            chunks = Chunks(flight.asked.framing)
+        flight.has_head = True
+        if reply.status == 200 and reply.content_type in FRAMINGS:
+            answer.framing = FRAMINGS[reply.content_type]
+            chunks = Chunks(answer.framing, self._numbers)
             await self.relay(answer, reply, chunks, flight)
-            self._backend.books.streamed(flight, chunks.usage)
-            self._done(flight, chunks.usage)
+            self._streamed(flight, chunks)
             return
         body = await reply.read()
         if reply.status < 400:
-            self._done(flight, usage_of(body))
+            self._done(flight, usage_of(body, self._numbers))
         else:
-            kind = RequestError if reply.status < 500 else RequestFailed
-            self._backend.leave(flight, kind(f"the engine answered {reply.status}"))
+            self._refused(flight, reply.status)
         await answer.start(reply, len(body))
         await answer.end(body)
 
@@ -63,10 +67,16 @@ class Relay:
         is_held_up = False
         async for data in reply.content.iter_any():
             now_s = time.monotonic()
-            if flight is not None and chunks.feed(data):
-                self._book(flight, chunks.last_indexes, now_s, is_held_up)
+            if flight is not None:
+                self._backend.heard(flight, data, now_s)
+                if chunks.feed(data):
+                    self._book(flight, chunks.last_indexes, now_s, is_held_up)
             await answer.send(data)
+            if flight is not None:
+                flight.is_held_up = False
             is_held_up = time.monotonic() - now_s > SLOW_READER_S
+        if flight is not None:
+            flight.is_held_up = True
         await answer.end()
 
     def _book(self, flight: Flight, indexes: list[int], now_s: float, is_held_up: bool) -> None:
@@ -76,6 +86,25 @@ class Relay:
             is_drafted = is_held_up or index in seen
             self._backend.token(flight, index, now_s, is_drafted=is_drafted)
             seen.add(index)
+
+    def _streamed(self, flight: Flight, chunks: Chunks) -> None:
+        """The stream is over; that does not mean that the answer is whole."""
+        chunks.close()
+        self._backend.books.streamed(flight, chunks.usage)
+        if chunks.error is not None:
+            self._refused(flight, chunks.error)
+        elif chunks.is_cut:
+            self._backend.failed(flight, "cut")
+        else:
+            self._done(flight, chunks.usage)
+
+    def _refused(self, flight: Flight, status: int) -> None:
+        """The engine gave no answer but an error of this status."""
+        kind = failure_of(status)
+        if kind is None:
+            self._backend.leave(flight, RequestError(f"the engine answered {status}"))
+        else:
+            self._backend.failed(flight, kind)
 
     def _done(self, flight: Flight, usage: tuple[int, int] | None) -> None:
         if usage is not None and usage[0] and flight.num_sequences == 1:
@@ -117,10 +146,7 @@ class Answer:
 
     def asked(self, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """The engine's response to the client's request."""
-        scope = self.scope
-        target = target_of(scope["path"], scope.get("raw_path"), scope["query_string"])
-        headers = Headers(scope=scope).items()
-        return self._upstream.request(scope["method"], target, headers, body)
+        return self._upstream.request(self.scope, body)
 
     async def start(self, reply: aiohttp.ClientResponse, length: int | None = None) -> None:
         """Status and headers; `length`: bytes of a body in one piece."""

@@ -3,20 +3,26 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TypeVar
-from urllib.parse import quote
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from sluice_core.bounded import Numbers
 from sluice_core.errors import EngineDied, timestamp
 from sluice_frontend.evidence.health import Liveness
+from sluice_frontend.http.guards import ASKED_ID
+from starlette.datastructures import Headers
+from starlette.types import Scope
 from yarl import URL
 
-from .config import EngineFlags
+from .config import GateConfig
 from .engines import EngineLoad, load_of
+from .headers import for_engine
+from .patience import Owed
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +30,16 @@ POLL_S = 1.0
 START_POLL_S = 0.1
 SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
+SHOW_S = 5.0
+"""Seconds between two looks for Ollama's model: it reads the model's header each time."""
 READ_BYTES = 1 << 16
-HOP_BY_HOP = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
-        *("trailer", "transfer-encoding", "upgrade", "content-length", "host", "accept-encoding"),
-        *("date", "server", "expect"),
-    )
-)
-"""Headers of one connection (RFC 9110, 7.6.1), and those that each server writes itself."""
+MAX_PAGE_BYTES = 2 << 20
+"""Most bytes of an engine's metrics, or of what it says of itself."""
 
 
 class _Model(msgspec.Struct):
     id: str = ""
-    max_model_len: int | None = None
+    max_model_len: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -45,8 +47,8 @@ class _Models(msgspec.Struct):
 
 
 class _About(msgspec.Struct):
-    total_slots: int | None = None
-    max_running_requests: int | None = None
+    total_slots: Any = None
+    max_running_requests: Any = None
 
 
 T = TypeVar("T")
@@ -64,11 +66,15 @@ class Served:
 
 class Upstream:
     """One engine's server. `on_ready` and `on_away` are called at each change, `on_load` with each
-    look at its metrics, the text of which is `metrics`."""
+    look at its metrics, the text of which is `metrics`. `unreadable` counts the numbers that were
+    left out, by source."""
 
-    def __init__(self, flags: EngineFlags, model: str | None, liveness: Liveness) -> None:
-        self._flags, self._model, self._liveness = flags, model, liveness
-        self.url = flags.upstream.rstrip("/")
+    def __init__(self, config: GateConfig, liveness: Liveness, unreadable: Counter[str]) -> None:
+        self._flags, self._model = config.engine, config.server.served_model_name
+        self._has_keys, self._liveness = config.server.has_api_keys, liveness
+        self._about, self._scraped = Numbers("about", unreadable), Numbers("metrics", unreadable)
+        self.url = self._flags.upstream.rstrip("/")
+        self._base = URL(self.url)
         self.is_up = False
         self.metrics = ""
         self.on_ready: Callable[[Served], None] = lambda served: None
@@ -76,6 +82,8 @@ class Upstream:
         self.on_load: Callable[[EngineLoad], None] = lambda load: None
         self._session: aiohttp.ClientSession | None = None
         self._timeout = aiohttp.ClientTimeout(total=SCRAPE_S)
+        self._num_tokens = 0
+        self._shown_s = 0.0
 
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
@@ -101,15 +109,21 @@ class Upstream:
     # -- requests
 
     def request(
-        self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes
+        self, scope: Scope, body: bytes
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """A request as its client sent it."""
-        kept = [(name, value) for name, value in headers if name not in HOP_BY_HOP]
-        kept.append(("accept-encoding", "identity"))  # or tokens could not be counted
+        """A client's request, at the engine's address, whatever host the client named."""
+        base = self._base
+        url = URL.build(
+            scheme=base.scheme,
+            authority=base.authority,
+            path=base.raw_path.rstrip("/") + scope["raw_path"].decode("ascii"),
+            query_string=scope["query_string"].decode("ascii"),
+            encoded=True,
+        )
         return self.session.request(
-            method,
-            URL(self.url + target, encoded=True),
-            headers=kept,
+            scope["method"],
+            url,
+            headers=for_engine(Headers(scope=scope), scope["state"][ASKED_ID], self._has_keys),
             data=body or None,
             allow_redirects=False,
         )
@@ -125,26 +139,41 @@ class Upstream:
         """Nobody is sent there until it answers again."""
         if self.is_up:
             log.error("engine away", extra={"reason": why})
-        self.is_up = self._liveness.is_serving = False
+        self.is_up = False
         self.on_away()
         self._liveness.starting(f"waiting for the engine: {why}", 0, time.monotonic())
 
     # -- looks
 
-    async def watch(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
-        """Look at the engine until cancelled. `progress`: a number that moves with each chunk."""
+    async def watch(self, owed: Callable[[], Owed]) -> None:
+        """Look at the engine until cancelled."""
         while True:
-            await self._look(has_work, progress)
+            is_heard = await self._look()
+            self.judge(owed(), is_heard=is_heard)
             await asyncio.sleep(POLL_S if self.is_up else START_POLL_S)
 
-    async def _look(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
+    def judge(self, owed: Owed, *, is_heard: bool = False) -> None:
+        """Tell `Liveness` how far the engine is. `is_heard`: it has answered a look."""
+        if self.is_up:
+            self._liveness.beat(
+                owed.num_pieces + self._num_tokens,
+                owed.is_due,
+                time.monotonic(),
+                allowance_s=owed.allowance_s,
+                is_heard=is_heard,
+            )
+
+    async def _look(self) -> bool:
+        """False if it was silent. An engine that loads refuses connections or says that it is not
+        well; one that takes a connection and says nothing may hang: `Liveness` decides."""
         try:
             if await self._is_well():
-                await (self._load(has_work, progress) if self.is_up else self._start())
+                await (self._load() if self.is_up else self._start())
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError):
             self.away("it does not accept connections")
         except (aiohttp.ClientError, TimeoutError):
-            return  # silence: `Liveness` counts how long it lasts
+            return False
+        return True
 
     async def _is_well(self) -> bool:
         path = self._flags.health
@@ -157,40 +186,58 @@ class Upstream:
         if self._flags.engine == "ollama" and not await self._is_loaded():
             self.away(f"the model {self._model} cannot be loaded")
             return
+        self._shown_s = time.monotonic()
         served = await self._served()
         self.is_up = True
         self._liveness.serving(time.monotonic())
         log.info("engine answers", extra={"model": served.model, "capacity": served.capacity})
         self.on_ready(served)
 
-    async def _load(self, has_work: Callable[[], bool], progress: Callable[[], int]) -> None:
+    async def _load(self) -> None:
         facts = self._flags.facts
         self.metrics = await self.text("/metrics") if facts.has_metrics else ""
-        load = load_of(facts, self.metrics)
+        load = load_of(facts, self.metrics, self._scraped)
+        self._num_tokens = int(load.tokens or 0)
         self.on_load(load)
-        self._liveness.beat(progress() + int(load.tokens or 0), has_work(), time.monotonic())
+        if self._flags.engine == "ollama" and time.monotonic() > self._shown_s + SHOW_S:
+            await self._show()
 
     async def text(self, path: str) -> str:
         """The body at `path`, empty if the engine has none. Raises aiohttp.ClientError,
-        TimeoutError."""
+        TimeoutError. It is read as UTF-8: an engine could name a charset that is no text's."""
         async with self.session.get(self.url + path, timeout=self._timeout) as reply:
-            return await reply.text(errors="replace") if reply.status == 200 else ""
+            page = bytearray()
+            if reply.status == 200:
+                async for part in reply.content.iter_any():
+                    page += part
+                    if len(page) > MAX_PAGE_BYTES:
+                        self._scraped.leave_out()
+                        return ""
+            return page.decode(errors="replace")
 
     async def _served(self) -> Served:
         models = await self._json("/v1/models", _Models)
         first = models.data[0] if models and models.data else _Model()
-        return Served(self._model or first.id, first.max_model_len or 0, await self._capacity())
+        window = self._about.count(first.max_model_len) or 0
+        return Served(self._model or first.id, window, await self._capacity())
 
     async def _capacity(self) -> int | None:
         """As llama.cpp and SGLang tell it."""
         path = self._flags.facts.about
         told = await self._json(path, _About) if path else None
-        return None if told is None else told.total_slots or told.max_running_requests
+        if told is None:
+            return None
+        return self._about.count(told.total_slots) or self._about.count(told.max_running_requests)
 
     async def _json(self, path: str, kind: type[T]) -> T | None:
         try:
-            return msgspec.json.decode(await self.text(path), type=kind)
-        except (msgspec.MsgspecError, aiohttp.ClientError, TimeoutError):
+            text = await self.text(path)
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+        try:
+            return msgspec.json.decode(text, type=kind) if text else None
+        except (msgspec.MsgspecError, RecursionError):
+            self._about.leave_out()
             return None
 
     async def _is_loaded(self) -> bool:
@@ -202,8 +249,13 @@ class Upstream:
         async with asked as reply:
             return bool(reply.status == 200)
 
-
-def target_of(path: str, raw_path: bytes | None, query: bytes) -> str:
-    """Path and query as the client sent them."""
-    shown = raw_path.decode("latin-1") if raw_path else quote(path)
-    return shown + ("?" + query.decode("latin-1") if query else "")
+    async def _show(self) -> None:
+        """Ollama: away if its model is gone, as it answers 404 then and looks well. `/api/ps` still
+        lists a deleted one."""
+        self._shown_s = time.monotonic()
+        if self._model is not None:
+            body = {"model": self._model}
+            asked = self.session.post(self.url + "/api/show", json=body, timeout=self._timeout)
+            async with asked as reply:
+                if reply.status == 404:
+                    self.away(f"its model {self._model} is gone")

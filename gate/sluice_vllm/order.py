@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from sluice_core.bounded import number
 from sluice_core.ordering import Line, Pace, Terms
 from sluice_core.wire import EngineLimits
 
@@ -53,7 +54,7 @@ class DeadlineOrder:
 
 
 def own_deadline_ms(request: Any) -> float | None:
-    """The request's own deadline, if it brings one that is a time."""
+    """The request's own deadline, if it brings one that is a time. Clients write it."""
     extra = getattr(request.sampling_params, "extra_args", None)
     asked = extra.get(OWN_DEADLINE) if isinstance(extra, Mapping) else None
-    return float(asked) if isinstance(asked, int | float) and asked > 0 else None
+    return number(asked) or None

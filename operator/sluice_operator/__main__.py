@@ -6,6 +6,7 @@ import sys
 
 import kopf
 from kopf._cogs.clients.errors import APIError
+from sluice_core.words import clean
 
 from .cluster.address import in_url
 from .loop.handlers import Operator, create_registry
@@ -47,7 +48,8 @@ def run(settings: Settings) -> None:
         if settings.verbose:
             raise
         told = e.message if isinstance(e, APIError) else None
-        sys.exit(f"sluice-operator: it cannot go on: {told or f'{type(e).__name__}: {e}'}")
+        why = clean(told or f"{type(e).__name__}: {e}")
+        sys.exit(f"sluice-operator: it cannot go on: {why}")
 
 
 def _try_port(address: str, flag: str, port: int) -> None:

@@ -45,6 +45,11 @@ class Reason(StrEnum):
         "stops one first.",
     )
     SCALING = "Scaling", "Pods start or drain."
+    REPLICAS_TAKEN = (
+        "ReplicasTaken",
+        "Somebody keeps setting the replicas of the Deployment and has them now; the message says "
+        "who, and what an HPA must name as its target.",
+    )
     SETTLED = "Settled", "All is as the object asks."
     NOT_STALLED = "NotStalled", "Nothing stands in the way."
     INVALID_SPEC = "InvalidSpec", "The spec cannot be read; its pods go on as they are."
@@ -100,11 +105,16 @@ class Reason(StrEnum):
         "MetricsUnavailable",
         "Cap and replicas are held: too few pods report metrics.",
     )
-    # SLOMet, SLOFeasible
+    # SLOMet, SLOFeasible, RequestsSucceed
     NO_TRAFFIC = "NoTraffic", "Nothing arrived within the window."
     NO_TARGETS = "NoTargets", "`spec.slo` asks for nothing."
     TARGETS_HOLD = "TargetsHold", "Every target holds over its window, among all arrivals."
     TARGET_MISSED = "TargetMissed", "At least one target does not hold over its window."
+    REQUESTS_SUCCEED = "RequestsSucceed", "Hardly a request fails."
+    REQUESTS_FAIL = (
+        "RequestsFail",
+        "The engine answers with errors, or cuts its answers; the message says how and how many.",
+    )
     FEASIBLE = "Feasible", "No target is out of reach by the evidence."
     NO_EVIDENCE = "NoEvidence", "The cap was changed too lately to tell: no evidence since."
     INTERFERENCE = (
@@ -182,7 +192,10 @@ class Reason(StrEnum):
     SCALE_DOWN_WINDOW = "ScaleDownWindow", "Fewer would do, not for long enough yet."
     AWAITING_REPLICAS = "AwaitingReplicas", "Pods asked for are starting or drain a backlog."
     AT_MAX_REPLICAS = "AtMaxReplicas", "More pods are needed than the spec allows."
-    REPLICAS_EXTERNAL = "ReplicasExternal", "`spec.replicas` is set: somebody else owns the number."
+    REPLICAS_EXTERNAL = (
+        "ReplicasExternal",
+        "Somebody else owns the number: `spec.replicas` is set, or the Deployment's is taken.",
+    )
 
 
 def table() -> str:

@@ -19,11 +19,12 @@ HOW = "python3 cluster/cluster.py up --images"
 CHART = Path(__file__).parents[2] / "charts" / "sluice"
 _SIGNAL = """
 import os, signal, sys
-for pid in filter(str.isdigit, os.listdir("/proc")):
+for pid in {*filter(str.isdigit, os.listdir("/proc"))} - {str(os.getpid())}:
     with open(f"/proc/{pid}/cmdline") as words:
-        if "sluice_worker.engine.process" in words.read().split(chr(0)):
+        if sys.argv[2] in words.read().split(chr(0)):
             os.kill(int(pid), signal.Signals[sys.argv[1]])
 """
+ENGINE = "sluice_worker.engine.process"
 
 
 class NoClusterError(Exception):
@@ -111,10 +112,13 @@ class Cluster:
             for pod in self.kube.pods(name)
         }
 
-    def signal_engine(self, name: str, signal: str) -> None:
-        """Send `signal` to the engine process of the object's only pod."""
+    def signal_engine(
+        self, name: str, signal: str, *, container: str = "worker", word: str = ENGINE
+    ) -> None:
+        """Send `signal` to the process in the object's only pod that has `word` in its command."""
         [pod] = [pod["metadata"]["name"] for pod in self.kube.pods(name)]
-        self.kube.kubectl("exec", "-n", NAMESPACE, pod, "--", "python3", "-c", _SIGNAL, signal)
+        command = ("python3", "-c", _SIGNAL, signal, word)
+        self.kube.kubectl("exec", "-n", NAMESPACE, pod, "-c", container, "--", *command)
 
     def delete(self, name: str) -> None:
         """Delete the object and wait until its pods are gone."""

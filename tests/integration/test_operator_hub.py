@@ -79,6 +79,7 @@ def test_a_gated_model_is_sized_from_its_headers_and_its_pods_are_pinned(
     said = space.get("inferenceservices", "demo")["status"]["model"]
     assert (said["bytes"], said["resolvedRevision"]) == (1 << 24, COMMIT)
     made = container(space)
+    assert "ephemeral-storage" not in made["resources"]["requests"]
     assert {"name": "HF_ENDPOINT", "value": hub.url} in made["env"]
     for old in ("/etc/sluice/admin", "/etc/sluice/runtime"):
         made["args"] = [argument.replace(old, str(tmp_path)) for argument in made["args"]]
@@ -89,6 +90,18 @@ def test_a_gated_model_is_sized_from_its_headers_and_its_pods_are_pinned(
     assert (parsed.model_name, parsed.hub.access.cache) == ("demo", Path("/mnt/cache"))
     everything = json.dumps([space.all(plural) for plural in CHILDREN if plural != "secrets"])
     assert TOKEN not in everything + operator.log.read_text()
+
+
+def test_a_pod_without_a_claim_asks_for_its_nodes_disk_and_the_server_changes_nothing_of_it(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    create_demo(space, model={"uri": URI, "secretRef": {"name": "hf"}})
+    settle(operator, space)
+    assert container(space)["resources"]["requests"]["ephemeral-storage"] == "2Gi"
+    assert "ephemeral-storage" not in container(space)["resources"]["limits"]
+    writes = operator.writes()
+    operator.await_passes(3)
+    assert operator.writes() == writes
 
 
 def test_what_may_not_be_read_gets_no_pod_and_a_sentence(

@@ -86,8 +86,11 @@ def free_address() -> str:
 
 
 @contextlib.contextmanager
-def running_worker(space: Namespace, models: Path, folder: Path) -> Iterator[Worker]:
-    """Start what the Deployment asks for, and show it to the operator as a ready pod."""
+def running_worker(
+    space: Namespace, models: Path, folder: Path, module: str = "sluice_worker"
+) -> Iterator[Worker]:
+    """Start what the Deployment asks for, and show it to the operator as a ready pod. `module`: of
+    its first container."""
     container = space.get("deployments", "demo")["spec"]["template"]["spec"]["containers"][0]
     ip = free_address()
     token = base64.b64decode(space.get("secrets", "demo-admin")["data"]["token"]).decode()
@@ -107,7 +110,7 @@ def running_worker(space: Namespace, models: Path, folder: Path) -> Iterator[Wor
     log = folder / "worker.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*TIED, sys.executable, "-m", "sluice_worker", *arguments],
+            [*TIED, sys.executable, "-m", module, *arguments],
             env=environment,
             stdout=output,
             stderr=output,

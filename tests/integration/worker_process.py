@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,10 +79,12 @@ class Worker:
         self.process.send_signal(signal.SIGTERM)
 
 
-def command(model: Path | str, *flags: str, load_format: str = "dummy") -> list[str]:
-    """A worker's command line, on free ports of loopback."""
+def command(
+    model: Path | str, *flags: str, load_format: str = "dummy", module: str = "sluice_worker"
+) -> list[str]:
+    """A worker's command line, on free ports of loopback. `module`: which program it runs."""
     return [
-        *(sys.executable, "-m", "sluice_worker", "--model", str(model)),
+        *(sys.executable, "-m", module, "--model", str(model)),
         *("--load-format", load_format),
         *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--device", "cpu"),
         *("--served-model-name", "tiny", "--dtype", "float32", *flags),
@@ -91,14 +93,20 @@ def command(model: Path | str, *flags: str, load_format: str = "dummy") -> list[
 
 @contextmanager
 def running_worker(
-    directory: Path, *flags: str, ready: bool = True, model: Path | None = None
+    directory: Path,
+    *flags: str,
+    ready: bool = True,
+    model: Path | None = None,
+    module: str = "sluice_worker",
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
     """A worker in a process of its own, of a small random `model`, ended on leaving."""
     model = model or write_checkpoint(directory / "model", max_position=4096)
     log = directory / "worker.log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})}
+    arguments = command(model, *flags, module=module)
     with log.open("wb") as output:
-        process = subprocess.Popen(command(model, *flags), stderr=output, env=environment)
+        process = subprocess.Popen(arguments, stderr=output, env=environment)
     try:
         worker = listening(process, log)
         if ready:

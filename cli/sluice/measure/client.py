@@ -17,10 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
+from sluice_core.bounded import MAX_TOKENS, number
+from sluice_core.bounded import count as counted
+from sluice_core.words import clean
 
 from sluice.numbers import FIRST_TOKEN_ID, count
 
 MAX_RETRIES = 2  # openai-python's default
+MAX_DETAIL = 200
+"""Characters that are told of an error."""
 REQUEST_TIMEOUT_SECONDS = 300.0
 COMPLETIONS = "/v1/completions"
 ROUTES = (COMPLETIONS, "/generate")
@@ -144,17 +149,17 @@ async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome
     gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))
     result = "failed" if events.error else ("ok" if events.is_done and times else "cut")
     ttft = times[0] - start if times else 0.0
-    pod = response.headers.get("x-sluice-pod", "unknown")
-    num_tokens = events.told if isinstance(events.told, int) and times else events.num_texts
+    pod = _pod(response)
+    num_tokens = events.told if events.told is not None and times else events.num_texts
     total_s = time.monotonic() - start
     return Outcome(result, pod, ttft, total_s, num_tokens, gaps, 0, events.error)
 
 
 async def read_whole(response: aiohttp.ClientResponse, start: float) -> Outcome:
     """Read one answer in one piece: its first token comes with its last."""
-    num_tokens = (_object(await response.read()).get("usage") or {}).get("completion_tokens", 0)
+    num_tokens = _told(_object(await response.read())) or 0
     total_s = time.monotonic() - start
-    pod = response.headers.get("x-sluice-pod", "unknown")
+    pod = _pod(response)
     return Outcome("ok" if num_tokens else "cut", pod, total_s, total_s, num_tokens, (), 0)
 
 
@@ -174,7 +179,7 @@ class _Events:
     num_texts: int = 0
     is_done: bool = False
     error: str = ""
-    told: object = None
+    told: int | None = None
 
     def read(self, line: bytes) -> bool:
         """True if the line is an event that brings tokens."""
@@ -185,10 +190,11 @@ class _Events:
             self.is_done = True
             return False
         if b'"error"' in data and "error" in _object(data):
-            self.error = line.decode(errors="replace")[:200]
+            self.error = clean(line.decode(errors="replace"), MAX_DETAIL)
         self.is_done = self.is_done or _WHOLE_TEXT.search(data) is not None
         event = _object(data) if _USAGE.search(data) else {}
-        self.told = (event.get("usage") or {}).get("completion_tokens", self.told)
+        told = _told(event)
+        self.told = self.told if told is None else told
         brings_tokens = event.get("choices") != []
         self.num_texts += brings_tokens
         return brings_tokens
@@ -198,17 +204,25 @@ def _object(data: bytes) -> dict[str, Any]:
     """The JSON object of an event; anything else is an error of the server's."""
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"error": "no JSON object"}
 
 
+def _told(event: dict[str, Any]) -> int | None:
+    """Output tokens by the server's own count; None if it gives none that can be."""
+    usage = event.get("usage")
+    return counted(usage.get("completion_tokens"), MAX_TOKENS) if isinstance(usage, dict) else None
+
+
+def _pod(response: aiohttp.ClientResponse) -> str:
+    return clean(response.headers.get("x-sluice-pod", "unknown"), MAX_DETAIL)
+
+
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:
     """Seconds that the server asks to wait, at most ten; one if it gives a date or nothing."""
-    try:
-        return min(max(float(response.headers.get("Retry-After", "1")), 0.0), 10.0)
-    except ValueError:
-        return 1.0
+    asked_s = number(response.headers.get("Retry-After"))
+    return 1.0 if asked_s is None else min(asked_s, 10.0)
 
 
 async def attempt(
@@ -223,15 +237,16 @@ async def attempt(
             if response.status in (429, 503):
                 raise Retry(_retry_after_s(response), f"HTTP {response.status}")
             if response.status != 200:
-                detail = f"HTTP {response.status}: {(await response.text(errors='replace'))[:200]}"
+                said = (await response.content.read(MAX_DETAIL)).decode(errors="replace")
+                detail = clean(f"HTTP {response.status}: {said}", MAX_DETAIL)
                 return Outcome("failed", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
             read = read_whole if body.get("stream") is False else read_stream
             return await read(response, start)
     except (TimeoutError, aiohttp.ClientError, ConnectionError) as e:
         is_closed = isinstance(e, aiohttp.ClientConnectionError | ConnectionError)
         if is_closed and not has_begun and not isinstance(e, TimeoutError):
-            raise Retry(0.5, f"{type(e).__name__}: {e}"[:200]) from e
-        detail = f"{type(e).__name__}: {e}"[:200]
+            raise Retry(0.5, clean(f"{type(e).__name__}: {e}", MAX_DETAIL)) from e
+        detail = clean(f"{type(e).__name__}: {e}", MAX_DETAIL)
         return Outcome("cut", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
 
 

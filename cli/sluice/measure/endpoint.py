@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from sluice_core.bounded import MAX_COUNT, MAX_TOKENS, count, number
 from sluice_core.contract import RuntimeConfig, RuntimePatch, Slo, decode, encode
+from sluice_core.words import clean
 from sluice_operator.cluster.address import in_url
 
 from sluice.measure.curve import StepCosts
@@ -19,6 +22,8 @@ ADMIN_PORT = 8001
 RUNTIME_CONFIG = "/v1/runtime_config"
 LIVE = "changed live in the running server, through its admin port"
 TOLD = ", which is told the targets as well, as an operator would"
+UNREADABLE = AttributeError, LookupError, RecursionError, TypeError, ValueError
+"""Errors that reading a malformed list of models raises."""
 CLIENT_SIDE = (
     "a limit of this client on its own open requests: the server was left as it is and keeps its "
     "own max_num_seqs, so what waits, waits here, and a cap over the server's own shows nothing new"
@@ -26,7 +31,10 @@ CLIENT_SIDE = (
 
 
 class EndpointError(Exception):
-    """The server cannot be measured as asked; the message says why."""
+    """The server cannot be measured as asked; the message says why, perhaps in its words."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clean(message))
 
 
 def base_url(text: str) -> str:
@@ -120,7 +128,7 @@ class LiveCap:
         body = encode(RuntimePatch(epoch=self._epoch, max_num_seqs=cap, slo=slo))
         async with self._session.patch(self._url + RUNTIME_CONFIG, data=body) as response:
             if response.status != 200:
-                why = (await response.text(errors="replace"))[:300]
+                why = (await response.content.read(300)).decode(errors="replace")
                 raise EndpointError(f"cap {cap} was refused: {why}")
 
     async def check(self) -> None:
@@ -228,35 +236,31 @@ def _processes_of(text: str) -> tuple[float, ...]:
 
 
 def _values(text: str, name: str, label: str = "") -> list[float]:
-    return [
-        float(line.rpartition(" ")[2])
+    """Samples that are no number, as NaN, are left out."""
+    found = (
+        number(line.rpartition(" ")[2], MAX_COUNT)
         for line in text.splitlines()
         if line.startswith((name + "{", name + " ")) and label in line
-    ]
+    )
+    return [value for value in found if value is not None]
 
 
 async def scrape(
     session: aiohttp.ClientSession, url: str, chunk: int | None = None
 ) -> Counters | None:
     """The counters at `url`/metrics, None if there are none."""
-    try:
-        return read_counters(await _metrics(session, url), chunk)
-    except ValueError:
-        return None
+    return read_counters(await _metrics(session, url), chunk)
 
 
 async def _processes(session: aiohttp.ClientSession, url: str) -> tuple[float, ...]:
     """The start times of the processes behind `url`, of a gate and its engine; none if unknown."""
-    try:
-        return _processes_of(await _metrics(session, url))
-    except ValueError:
-        return ()
+    return _processes_of(await _metrics(session, url))
 
 
 async def _metrics(session: aiohttp.ClientSession, url: str) -> str:
     try:
         async with session.get(f"{url}/metrics") as response:
-            return await response.text() if response.ok else ""
+            return (await response.read()).decode(errors="replace") if response.ok else ""
     except (aiohttp.ClientError, TimeoutError):
         return ""
 
@@ -281,15 +285,14 @@ async def served_model(
             if response.status == 401:
                 raise EndpointError(f"{url} wants its bearer: --api-key-file")
             response.raise_for_status()
-            cards = [_served(card) for card in (await response.json(content_type=None))["data"]]
+            cards = [_served(card) for card in json.loads(await response.read())["data"]]
         listed = {card.name: card for card in reversed(cards)}
         return cards[0] if name is None else listed[name]
-    except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as e:
+    except (aiohttp.ClientError, TimeoutError, *UNREADABLE) as e:
         if name is not None:
             return ServedModel(name, None)
         raise EndpointError(f"{url}/v1/models lists no model: {type(e).__name__}: {e}") from e
 
 
 def _served(card: Any) -> ServedModel:
-    name, window = str(card["id"]), card.get("max_model_len")
-    return ServedModel(name, window if isinstance(window, int) else None)
+    return ServedModel(clean(str(card["id"])), count(card.get("max_model_len"), MAX_TOKENS))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..bounded import count
 from ..errors import CheckpointError, DownloadError
 from ..model.files import JINJA, TEMPLATES, Directory
 from ..model.stored import INDEX, WEIGHTS, Weights
@@ -63,10 +64,8 @@ def parse_listing(repo: str, answer: object) -> Listing:
 def _file(sibling: Mapping[str, object]) -> RemoteFile:
     lfs = sibling.get("lfs")
     large = lfs if isinstance(lfs, Mapping) else {}
-    size, etag = sibling.get("size"), large.get("sha256") or sibling.get("blobId")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        size = None
-    return RemoteFile(str(sibling.get("rfilename")), size, clean_etag(etag))
+    etag = large.get("sha256") or sibling.get("blobId")
+    return RemoteFile(str(sibling.get("rfilename")), count(sibling.get("size")), clean_etag(etag))
 
 
 def clean_etag(etag: object) -> str:

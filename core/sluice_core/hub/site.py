@@ -9,9 +9,11 @@ from urllib.parse import quote
 
 import httpx
 
+from ..bounded import count
 from ..errors import CheckpointError, DownloadError
 from ..model.files import cause, json_object
 from ..model.stored import MAX_INDEX_BYTES, MAX_VALUES
+from ..words import clean
 from .listing import Listing, RemoteFile, clean_etag, parse_listing
 from .redirects import RedirectRefused, Redirects
 from .reference import HubModel
@@ -24,8 +26,8 @@ class Transient(Exception):
     """Worth another attempt: a broken or slow connection, a busy server."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.message, self.retry_after_s = message, retry_after_s
+        self.message, self.retry_after_s = clean(message), retry_after_s
+        super().__init__(self.message)
 
 
 class NoCertificates(DownloadError):
@@ -93,9 +95,9 @@ class Site:
             size = headers.get("x-linked-size")
             if size is None and not response.is_redirect:
                 size = headers.get("content-length")
-        if not etag or size is None or not size.isdigit():
+        if not etag or (num_bytes := count(size)) is None:
             raise DownloadError(f"{self._endpoint} tells no size and etag of {file.name}.")
-        return RemoteFile(file.name, int(size), etag)
+        return RemoteFile(file.name, num_bytes, etag)
 
     @contextlib.contextmanager
     def content(
@@ -166,7 +168,7 @@ class Site:
                 return DownloadError(f"{repo} {where}: {advice}.")
         wait = response.headers.get("retry-after", "")
         message = f"{response.url.host} answered {status}"
-        return Transient(message, float(wait) if wait.isdigit() else 0.0)
+        return Transient(message, float(count(wait) or 0))
 
 
 def beginning(response: httpx.Response, most: int) -> bytes:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..words import clean
 from .families import FAMILIES, Family
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -23,7 +24,11 @@ _FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
 
 class SizingError(ValueError):
-    """The model or the numbers asked for cannot be sized; the message is one sentence."""
+    """The model or the numbers asked for cannot be sized; the message is one sentence, cleaned: it
+    may quote a model's files."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clean(message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,16 @@ DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 64, "cuda": 16}
 """Tokens of one block of the KV cache."""
 MAX_CEILING = 256
 """Ceiling when the user names none: vLLM's default for all but the largest GPUs."""
-CPU_RESERVE_BYTES = 700 * MIB
-"""Interpreter, torch and the API process: 540 + 90 MiB resident with torch 2.15, and slack."""
+ENGINE_RESERVE_BYTES = 540 * MIB
+"""Interpreter and torch of the engine process, resident with torch 2.15."""
+BODIES_BYTES = 64 * MIB
+"""All requests' bodies and all answers in the API process."""
+READING_BYTES = 96 * MIB
+"""The process that reads large bodies beside it. In the same turn, and after that, their texts are
+tokenised, which takes less."""
+API_BYTES = 90 * MIB + BODIES_BYTES + READING_BYTES
+"""The API process and all that clients may make it take; 90 MiB are resident without any."""
+CPU_RESERVE_BYTES = ENGINE_RESERVE_BYTES + API_BYTES
 CONTEXT_BYTES = 500 * MIB
 """Bytes that CUDA takes on a GPU before the first tensor (about that on Hopper)."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 32 * MIB, "cuda": CONTEXT_BYTES + 140 * MIB}

@@ -1,7 +1,7 @@
 """Health means progress: an engine is live if it is idle or its step counter moved lately. Pure.
 
 A busy engine is not dead: a long prefill moves the counter only at its end. So the timeout bounds
-the longest step.
+the longest step, beyond what the prompts under way explain (`allowance_s`).
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,8 @@ class Liveness:
     """The last known state of the engine process; times are monotonic seconds.
 
     `created_s`: Unix time at `now_s`. `heard_s`: the last message. `moved_s`: the last time that
-    the step counter moved or the engine was idle.
+    the step counter moved or the engine was idle. `has_served`: it has, and has told of no new
+    start since; then its silence is a hang, also for somebody who has just come (a gate).
     """
 
     now_s: float
@@ -38,10 +39,12 @@ class Liveness:
     phase: str = "process"
     percent: int = 0
     is_serving: bool = False
+    has_served: bool = False
     is_draining: bool = False
     death: str | None = None
     steps: int = 0
     has_work: bool = False
+    allowance_s: float = 0.0
     heard_s: float = field(init=False)
     moved_s: float = field(init=False)
 
@@ -49,21 +52,35 @@ class Liveness:
         self.heard_s = self.moved_s = self.now_s
 
     def starting(self, phase: str, percent: int, now_s: float) -> None:
+        self.is_serving = self.has_served = False
         self.phase, self.percent, self.heard_s = phase, percent, now_s
 
     def serving(self, now_s: float) -> None:
-        self.is_serving, self.phase, self.percent = True, "serving", 100
+        self.is_serving = self.has_served = True
+        self.phase, self.percent = "serving", 100
         self.heard_s = self.moved_s = now_s
 
     def stepped(self, now_s: float) -> None:
         self.heard_s = self.moved_s = now_s
 
-    def beat(self, steps: int, has_work: bool, now_s: float) -> None:
-        """A heartbeat: its step counter, and whether the engine has work."""
-        self.heard_s = now_s
-        if steps != self.steps or not has_work:
+    def beat(
+        self,
+        steps: int,
+        has_work: bool,
+        now_s: float,
+        *,
+        allowance_s: float = 0.0,
+        is_heard: bool = True,
+    ) -> None:
+        """A heartbeat: its step counter, and whether the engine has work. `allowance_s`: silence
+        that this work explains, beyond the timeout. `is_heard`: False if only the counter may tell
+        that the engine lives."""
+        is_moving = steps != self.steps
+        if is_heard or is_moving:
+            self.heard_s = now_s
+        if is_moving or not has_work:
             self.moved_s = now_s
-        self.steps, self.has_work = steps, has_work
+        self.steps, self.has_work, self.allowance_s = steps, has_work, allowance_s
 
     def work_arrived(self, now_s: float) -> None:
         """Work was sent; an idle engine must make a step, counted from now on."""
@@ -77,16 +94,16 @@ class Liveness:
         """A probe that fails if a restart would help."""
         if self.death is not None:
             return Verdict(False, self.death, "dead", 0)
-        if not self.is_serving:
+        if not self.has_served:
             silent_s = now_s - self.heard_s
             if silent_s > LOADING_TIMEOUT_S:
                 reason = f"starting: {self.phase}, and nothing was heard for {silent_s:.0f} s"
                 return Verdict(False, reason, self.phase, self.percent)
             return Verdict(True, f"starting: {self.phase}", self.phase, self.percent)
         stalled_s = now_s - self._stalled_since_s
-        if stalled_s > timeout_s:
+        if stalled_s > timeout_s + self.allowance_s:
             return Verdict(False, f"{self._hung.reason} ({stalled_s:.0f} s)", "hung")
-        return Verdict(True, "ok")
+        return Verdict(True, "ok" if self.is_serving else f"starting: {self.phase}", self.phase)
 
     def hung(self, now_s: float, timeout_s: float) -> Hung | None:
         """Since when the engine is hung; None if it is not, or if it has ended."""

@@ -1,14 +1,30 @@
 """Books each delivered token once, for the evidence and for the metrics."""
 
 from collections.abc import Iterable
+from http import HTTPStatus
 
-from sluice_core.errors import DeadlineUnreachable, RequestError, SluiceError
+from sluice_core.errors import (
+    DeadlineUnreachable,
+    EngineDied,
+    Overloaded,
+    RequestError,
+    SluiceError,
+)
 from sluice_core.wire import FinishReason, FirstToken, TokenOut
 
 from .metrics import Statistics
 from .recorder import Recorder, RequestTimer
 
 UNKNOWN_PARTS = FirstToken(0.0, 0.0, 0.0, 0)
+_FAILURES = frozenset(status for status in HTTPStatus if status == 429 or status >= 500)
+
+
+def failure_of(status: int) -> str | None:
+    """The kind, as in `contract.Failures`, of an engine's answer. None if the engine did not fail:
+    a 4xx is its client's fault, except the 429 with which an engine refuses."""
+    if status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS:
+        return None
+    return str(status) if status in _FAILURES else "other"
 
 
 class Ledger:
@@ -74,11 +90,24 @@ class Ledger:
         self.recorder.drop(timer, now_s, by_server=False)
         self.stats.end("abort")
 
-    def fail(self, timer: RequestTimer, error: SluiceError, now_s: float) -> None:
-        """The server ended it: shed, failed or died."""
+    def fail(
+        self, timer: RequestTimer, error: SluiceError, now_s: float, *, has_begun: bool = False
+    ) -> None:
+        """The server ended it: shed, failed or died. `has_begun`: as in `engine_failed`."""
+        if not isinstance(error, RequestError | Overloaded):
+            kind = "died" if isinstance(error, EngineDied) else failure_of(error.http_status)
+            self.engine_failed(timer, kind or "other", has_begun=has_begun)
+            return
         is_refusal = error.http_status == 429 and timer.first_s is None
         by_server = not isinstance(error, RequestError)
         if isinstance(error, DeadlineUnreachable):  # its own deadline; a target may be met or not
             by_server = is_refusal and self.recorder.will_miss(timer, now_s)
         self.recorder.drop(timer, now_s, by_server=by_server, refused=is_refusal)
         self.stats.end("error")
+
+    def engine_failed(self, timer: RequestTimer, kind: str, *, has_begun: bool = False) -> None:
+        """The engine failed it. `has_begun`: its client has a part of the answer, which counts as
+        cut, also if no token was seen in it."""
+        kind = "cut" if has_begun or timer.first_s is not None else kind
+        self.recorder.fail(timer, kind)
+        self.stats.fail(kind)

@@ -32,6 +32,8 @@ from sluice_core.sketch import quantile_ms
 from sluice_core.wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+UNREADABLE = ("about", "metrics", "socket", "usage")
+"""Where an engine's numbers come from: what it says of itself, its metrics, its steps, answers."""
 BATCH_STEPS = 512
 """Number of steps behind the effective batch and the padding waste."""
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
@@ -120,7 +122,9 @@ class Statistics:
     step_s: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
     cut: Counter[str] = field(default_factory=Counter)
+    unreadable: Counter[str] = field(default_factory=Counter)
     answered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
     batches: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BATCH_STEPS))
@@ -176,6 +180,11 @@ class Statistics:
 
     def end(self, reason: FinishReason) -> None:
         self.finished[reason] += 1
+
+    def fail(self, kind: str) -> None:
+        """The engine failed a sequence, `kind` as in `contract.Failures`."""
+        self.end("error")
+        self.failed[kind] += 1
 
     def reject(self, reason: str) -> None:
         self.rejected[reason] += 1
@@ -254,6 +263,10 @@ def _counts(counted: Counter[str], *names: str) -> Values:
 def _rejections(stats: Statistics) -> Values:
     limits = ("max_num_queued_reqs", "max_num_queued_tokens")
     return _counts(stats.rejected, *dict.fromkeys((*limits, *stats.rejected)))
+
+
+def _failures(stats: Statistics) -> Values:
+    return _counts(stats.failed, *dict.fromkeys(("500", "cut", "died", *stats.failed)))
 
 
 def _by_reason(state: Snapshot) -> Values:
@@ -369,8 +382,12 @@ OWN: Sequence[Family] = (
             lambda v, _: v.snapshot.preempted_tokens),
     counter("sluice_step_tokens", "Tokens of all steps, by kind.",
             lambda _, s: _counts(s.rows, "decode", "prefill", "draft", "padding"), ("kind",)),
+    counter("sluice_requests_failed", "Sequences that the engine failed, by how.",
+            lambda _, s: _failures(s), ("kind",)),
     counter("sluice_connections_cut", "Connections cut at a deadline.",
             lambda _, s: _counts(s.cut, "receive", "write"), ("deadline",)),
+    counter("sluice_unreadable", "Numbers of an engine that were left out, by where they were.",
+            lambda _, s: _counts(s.unreadable, *UNREADABLE), ("source",)),
 )  # fmt: skip
 
 

@@ -75,6 +75,7 @@ class OpenTick:
     generated_tokens: int = 0
     busy_s: float = 0.0
     max_running: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
 
     def closed(self, **at_end: object) -> Tick:
         """The tick with its other fields, `at_end`, which are known when it ends."""

@@ -246,8 +246,8 @@ class Recorder:
     def drop(
         self, timer: RequestTimer, now_s: float, *, by_server: bool, refused: bool = False
     ) -> None:
-        """It ended without finishing. That is a miss if the server ended it (`by_server`: failed,
-        shed), or if the client left after the target had passed.
+        """It ended without finishing. That is a miss if the server ended it for want of time
+        (`by_server`: shed), or if the client left after the target had passed.
 
         `refused` but not `by_server`: dropped for its own deadline, shorter than the targets. It
         counts only against targets that it has already missed.
@@ -266,6 +266,14 @@ class Recorder:
             self.ticks.open.ttft.miss(cause)
         elif not refused:
             self.ticks.open.ttft.n += 1
+
+    def fail(self, timer: RequestTimer, kind: str) -> None:
+        """The engine failed it, `kind` as in `contract.Failures`. From here on no target counts it:
+        how soon an engine fails says nothing of its speed."""
+        self._leave(timer, has_ended=True)
+        timer.decided = timer.e2e_decided = True
+        failed = self.ticks.open.failed
+        failed[kind] = failed.get(kind, 0) + 1
 
     # -- ticks
 

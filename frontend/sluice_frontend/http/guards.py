@@ -7,16 +7,18 @@ import logging
 import re
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from io import BytesIO
 from pathlib import Path
-from urllib.parse import unquote
 
 from fastapi import FastAPI, Request
+from sluice_core.bounded import count as count_of
 from sluice_core.errors import (
     BodyTooLarge,
     ConfigError,
+    MethodNotAllowed,
     RequestError,
     RequestTimeout,
     SluiceError,
@@ -35,11 +37,14 @@ from ..openai.response_types import ErrorInfo, ErrorReply
 from ..openai.sse import encode, error_body
 from .connection import LIFE
 from .orca import ASKED_BY, HEADER, load_report
+from .target import read_target
 
 PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
 """Paths that answer without a bearer."""
 SALT = "salt"
 """Key in the ASGI scope's state: the salt of a request's share of the prefix cache."""
+OPEN_METHODS = ("GET", "HEAD")
+METHODS = (*OPEN_METHODS, "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 ASKED_ID = "request_id"
 """Another key there: the id that a request brought or was given."""
 log = logging.getLogger(__name__)
@@ -135,10 +140,12 @@ POD = socket.gethostname()
 
 @dataclass(frozen=True, slots=True)
 class EdgeMiddleware:
-    """The outermost layer: checks the bearer, names request and pod, closes old connections.
+    """The outermost layer: reads the target, checks the bearer, names request and pod, closes old
+    connections. Layers inside find the target's one form in the scope.
 
-    `check_room`: may refuse requests of `bounded_paths` before their body is read; it gets the
-    number of other open ones. `lifetime`: share of its age limit that a connection may reach now.
+    `open_paths`: answer GET and HEAD without a bearer. `check_room`: may refuse requests for which
+    `is_bounded` (of method and path) holds, with their body unread; it gets the number of other
+    open ones. `lifetime`: share of its age limit that a connection may reach now.
     `load`: sent with each answer to clients that ask for it. `on_answer`: called with the route
     ("none" if unknown), the method and the status of each answer.
     """
@@ -147,7 +154,7 @@ class EdgeMiddleware:
     _: KW_ONLY
     bearer: Bearer | None
     open_paths: Collection[str]
-    bounded_paths: Collection[str]
+    is_bounded: Callable[[str, str], bool]
     check_room: Callable[[int], None]
     inflight: Inflight
     lifetime: Callable[[], float]
@@ -157,15 +164,16 @@ class EdgeMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        scope = _origin_form(scope)
         headers = Headers(scope=scope)
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if re.fullmatch(REQUEST_ID, sent_id) else uuid.uuid4().hex
+        scope["state"][ASKED_ID] = request_id
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 told = MutableHeaders(scope=message)
-                told["x-request-id"], told["x-sluice-pod"] = request_id, POD
+                told.setdefault("x-request-id", request_id)  # an engine may have one of its own
+                told["x-sluice-pod"] = POD
                 if report := load_report(headers.get(ASKED_BY, ""), self.load()):
                     told[HEADER] = report
                 if _is_old(scope, self.lifetime()):
@@ -174,9 +182,9 @@ class EdgeMiddleware:
             await send(message)
 
         try:
-            scope["state"][ASKED_ID] = request_id
-            scope["state"][SALT] = self._authorize(scope["path"], headers)
-            if self._is_bounded(scope):
+            scope.update(_one_form(scope, headers.get("host", "")))
+            scope["state"][SALT] = self._authorize(scope, headers)
+            if self.is_bounded(scope["method"], scope["path"]):
                 self.check_room(self.inflight.num_open)
         except SluiceError as error:
             await error_reply(error)(scope, receive, send_with_headers)
@@ -184,28 +192,25 @@ class EdgeMiddleware:
         with self.inflight:
             await self.app(scope, receive, send_with_headers)
 
-    def _authorize(self, path: str, headers: Headers) -> str:
-        if self.bearer is None or path in self.open_paths:
+    def _authorize(self, scope: Scope, headers: Headers) -> str:
+        is_open = scope["path"] in self.open_paths and scope["method"] in OPEN_METHODS
+        if self.bearer is None or is_open:
             return ""
         return self.bearer.check(headers.get("authorization", "").encode("latin-1"))
 
-    def _is_bounded(self, scope: Scope) -> bool:
-        return scope["path"] in self.bounded_paths and scope["method"] == "POST"
-
     def _route(self, scope: Scope) -> str:
         """The route under which a request is counted, also if it was refused here."""
-        bounded: str = scope["path"] if self._is_bounded(scope) else "none"
+        bounded: str = scope["path"] if self.is_bounded(scope["method"], scope["path"]) else "none"
         path: str = getattr(scope.get("route"), "path", bounded)
         return path
 
 
-def _origin_form(scope: Scope) -> Scope:
-    """Some proxies send a whole URL as a request's target; use its path."""
-    scheme, found, rest = scope["raw_path"].partition(b"://")
-    if not found or scheme.lower() not in (b"http", b"https"):
-        return scope
-    raw_path = b"/" + rest.partition(b"/")[2]
-    return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii"))}
+def _one_form(scope: Scope, host: str) -> Scope:
+    """The keys of `scope` that say what is asked for, in one form."""
+    if scope["method"] not in METHODS:
+        raise MethodNotAllowed(f"the method must be one of {', '.join(METHODS)}")
+    target = read_target(scope["raw_path"], scope["query_string"], host)
+    return {"path": target.path, "raw_path": target.raw_path}
 
 
 def _is_old(scope: Scope, lifetime: float) -> bool:
@@ -217,30 +222,35 @@ async def read_body(
     request: Request,
     max_bytes: int,
     timeout_s: float,
-    count: Callable[[int], None] = lambda num_bytes: None,
+    count: Callable[[int], Awaitable[None]] | None = None,
+    *,
+    takes_encoded: bool = False,
 ) -> bytes:
     """The body, refused as soon as it is known to be over `max_bytes`.
 
-    `count` gets the number of bytes so far, and may refuse more. Raises RequestError (framing,
-    encoding), BodyTooLarge, RequestTimeout.
+    `count` gets the number of bytes so far, and may refuse more or wait. Raises RequestError
+    (framing, and an encoding unless `takes_encoded`), BodyTooLarge, RequestTimeout.
     """
     length = request.headers.get("content-length")
-    if (request.headers.get("content-encoding") or "identity").lower() != "identity":
+    encoding = (request.headers.get("content-encoding") or "identity").lower()
+    if encoding != "identity" and not takes_encoded:
         raise RequestError("Content-Encoding is not supported; send the body as it is")
     too_large = BodyTooLarge(f"the body is over the limit of {max_bytes} bytes")
-    if length is not None and int(length) > max_bytes:
+    if length is not None and count_of(length, max_bytes) is None:
         raise too_large
-    body = bytearray()
+    body = BytesIO()  # whose value is no second copy
     try:
         async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > max_bytes:
+                num_bytes = body.tell() + len(chunk)
+                if num_bytes > max_bytes:
                     raise too_large
-                count(len(body))
+                if count is not None:
+                    await count(num_bytes)
+                body.write(chunk)
     except TimeoutError as error:
         raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from error
-    return bytes(body)
+    return body.getvalue()
 
 
 def answer(body: object, status: int = 200) -> Response:
@@ -250,7 +260,7 @@ def answer(body: object, status: int = 200) -> Response:
 
 def error_reply(error: SluiceError) -> Response:
     """`error` as a response, with Retry-After if waiting helps."""
-    headers = {}
+    headers = {"allow": ", ".join(METHODS)} if isinstance(error, MethodNotAllowed) else {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):

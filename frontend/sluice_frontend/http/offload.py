@@ -1,46 +1,68 @@
-"""Runs work whose time grows with a client's input in threads, so that streams do not wait."""
+"""Runs work whose time grows with a client's input in threads, so that streams do not wait.
+
+Only for work that lets other Python code run meanwhile; `beside` is for what does not.
+"""
 
 import asyncio
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-INLINE_CHARS = 4096
-"""Texts up to this are tokenised inline, which costs less than a thread."""
-INLINE_BYTES = 1 << 16
-"""Bodies up to this are parsed inline. The largest take up to 120 ms, in which no other Python code
-runs."""
-LARGE_CHARS = 1 << 16
-"""Texts over this are tokenised one at a time: tokenising takes a hundred times their size."""
+INLINE = 4096
+"""Characters or bytes up to which work is done at once, which costs less than a thread."""
+LARGE = 1 << 16
+"""Over this they take turns, one at a time."""
+ARENAS = 2
+LARGE_BLOCK = 1 << 18
 T = TypeVar("T")
 
 
-async def off_loop(size: int, work: Callable[[], T], inline: int = INLINE_CHARS) -> T:
-    """The result of `work`: at once if `size` is at most `inline`, else in a thread."""
-    return work() if size <= inline else await asyncio.to_thread(work)
-
-
 class FairQueue:
-    """Work of one kind: large pieces take turns in one thread. The next piece reuses its memory;
-    every thread of a pool would keep as much for itself (glibc's arenas)."""
+    """Work in two threads: small pieces pass beside large ones, and both take turns.
 
-    def __init__(self, kind: str, *, inline: int, large: int) -> None:
-        self._thread = ThreadPoolExecutor(1, f"large-{kind}")
-        self._inline, self._large = inline, large
+    So the next piece reuses the memory of the last. Every thread of a pool would keep as much for
+    itself (glibc's arenas).
+    """
+
+    def __init__(self) -> None:
+        self._small, self._large = ThreadPoolExecutor(1, "small"), ThreadPoolExecutor(1, "large")
 
     async def result(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`: at once if `size` is at most `inline`, in turn if it is over
-        `large`."""
-        if size <= self._large:
-            return await off_loop(size, work, self._inline)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """The result of `work`: at once if `size` is at most INLINE."""
+        if size <= INLINE:
+            return work()
+        loop = asyncio.get_running_loop()
+        if size <= LARGE:
+            return await loop.run_in_executor(self._small, work)
+        return await loop.run_in_executor(self._large, _releasing, work)
 
 
-def texts() -> FairQueue:
-    """Turns of texts that are tokenised; sizes are characters."""
-    return FairQueue("texts", inline=INLINE_CHARS, large=LARGE_CHARS)
+def _releasing(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    finally:
+        release_freed()
 
 
-def bodies() -> FairQueue:
-    """Turns of bodies that are parsed; sizes are bytes."""
-    return FairQueue("bodies", inline=INLINE_BYTES, large=INLINE_BYTES)
+def release_freed() -> None:
+    """Give freed memory back to the system, where the C library can (glibc).
+
+    It would keep what lies between things that stay.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def keep_little() -> None:
+    """Let this process keep little of what it has freed, where the C library can (glibc).
+
+    All threads share a few heaps. Each would keep what its largest piece of work took, and the
+    tokenizer's library has a thread for each CPU. Large blocks are the system's again at once; else
+    glibc takes them from heaps as soon as one was freed, and they come to lie between others.
+    """
+    set_option, arena_max, mmap_threshold = getattr(ctypes.CDLL(None), "mallopt", None), -8, -3
+    if set_option is not None:
+        set_option(arena_max, ARENAS)
+        set_option(mmap_threshold, LARGE_BLOCK)

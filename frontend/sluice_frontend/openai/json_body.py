@@ -72,20 +72,15 @@ def _refuse_flaws(fields: Mapping[str, Any]) -> None:
             elif isinstance(item, float) and not math.isfinite(item):
                 problem = f"{item}, which is not a finite number"
             if problem is not None:
-                raise RequestError(f"{printable(name)} holds {problem}", param=printable(name))
+                raise RequestError(f"{name[:64]} holds {problem}", param=name[:64])
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise RequestError(f"the field {printable(name)} is given twice", param=printable(name))
+        raise RequestError(f"the field {name[:64]} is given twice", param=name[:64])
     return fields
-
-
-def printable(name: str) -> str:
-    """The start of a field's name, which a client chose, as ASCII."""
-    return name[:64].encode("ascii", "backslashreplace").decode()
 
 
 def convert(value: object, kind: type[T], param: str | None = None) -> T:

@@ -6,7 +6,8 @@ neutral value, because clients send these. Unknown fields are ignored, as in vLL
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError, UnsupportedParameter
 from sluice_core.work import Deadlines
 
-from .json_body import convert, parse_object, printable
+from .json_body import convert, parse_object
 from .sampling_params import (
     MAX_SEQUENCES,
     OPENAI,
@@ -180,7 +181,7 @@ class Completion:
     `parse_special`: texts of special tokens in a prompt are control tokens; None: server's default.
     """
 
-    prompts: tuple[str | tuple[int, ...], ...]
+    prompts: tuple[str | Sequence[int], ...]
     max_tokens: int | None
     has_default_length: bool
     sampling: SamplingParams
@@ -353,7 +354,7 @@ def _merge_parameters(fields: dict[str, Any]) -> dict[str, Any]:
     for name, value in [*fields.items(), *(parameters or {}).items()]:
         target = _RENAMED.get(name) or name
         if target in merged:
-            raise RequestError(f"{target} is given twice", param=printable(name))
+            raise RequestError(f"{target} is given twice", param=name)
         merged[target] = value
     return merged
 
@@ -368,8 +369,9 @@ def _generate_defaults(body: GenerateBody, defaults: Defaults) -> Defaults:
     return msgspec.structs.replace(defaults, temperature=0.0)
 
 
-def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
-    """The four forms of OpenAI's `prompt` as a tuple of texts or token-id tuples."""
+def _prompts(prompt: str | list[Any]) -> tuple[str | Sequence[int], ...]:
+    """The four forms of OpenAI's `prompt` as a tuple of texts, or of token ids: in arrays, as a
+    list of them takes ten times the memory."""
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:
@@ -382,8 +384,8 @@ def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(first, str):
         return tuple(convert(prompt, list[str], "prompt"))
     if isinstance(first, list):
-        return tuple(tuple(ids) for ids in convert(prompt, list[list[TokenId]], "prompt"))
-    return (tuple(convert(prompt, list[TokenId], "prompt")),)
+        return tuple(array("i", ids) for ids in convert(prompt, list[list[TokenId]], "prompt"))
+    return (array("i", convert(prompt, list[TokenId], "prompt")),)
 
 
 def refuse_unsupported(

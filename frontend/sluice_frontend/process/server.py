@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import uvicorn
-from sluice_core.errors import ConfigError
+from sluice_core.errors import ConfigError, EngineDied
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config import ServerConfig
@@ -190,33 +190,52 @@ def on_signals(act: Callable[[], None]) -> None:
 
 async def drain(runtime: Runtime[Backend], api: Server, inflight: Inflight) -> None:
     """Turn readiness off. New requests are answered, each as the last of its connection, until none
-    come. Requests still open at the limit get an error."""
+    come. Requests still open at the limit get an error; so do all at once if the engine hangs, as
+    their answers cannot come."""
     flags, now_s = runtime.config, asyncio.get_running_loop().time()
     from_s = now_s + flags.shutdown_delay
     idle_s = POOL_S if flags.shutdown_delay else QUIET_S
     limit_s = flags.shutdown_timeout
     log.info("draining", extra={"open_requests": runtime.backend.num_open, "limit_s": limit_s})
     runtime.drain()
-    if await _until_quiet(api, inflight, idle_s, from_s, from_s + limit_s):
+    if await _until_quiet(runtime, api, inflight, idle_s, from_s, from_s + limit_s):
         api.close_idle()  # before the loop turns again, so that no request is lost in between
+    elif _is_hung(runtime):
+        log.error("cut as the engine hangs", extra={"open_requests": runtime.backend.num_open})
+        runtime.backend.fail_all(EngineDied(runtime.liveness().reason, retry_after_s=1))
     elif inflight.num_open:
         log.warning("cut at the limit", extra={"open_requests": runtime.backend.num_open})
     runtime.close()
     await inflight.until_empty(ANSWER_S)
 
 
+def _is_hung(runtime: Runtime[Backend]) -> bool:
+    return runtime.liveness().phase == "hung"
+
+
 async def _until_quiet(
-    api: Server, inflight: Inflight, idle_s: float, from_s: float, until_s: float
+    runtime: Runtime[Backend],
+    api: Server,
+    inflight: Inflight,
+    idle_s: float,
+    from_s: float,
+    until_s: float,
 ) -> bool:
     """Wait until no request is under way and all connections have been idle for `idle_s`.
 
-    Returns at `from_s` at the earliest; False at `until_s`. Both are loop time.
+    Returns at `from_s` at the earliest; False at `until_s`, or once the engine hangs. Both are loop
+    time.
     """
     loop = asyncio.get_running_loop()
-    while await inflight.until_empty(until_s - loop.time()):
-        await asyncio.sleep(0)  # the loop reads what has come by now
-        now_s, quiet_s = loop.time(), max(from_s, api.heard_s() + idle_s)
-        if now_s >= quiet_s:
-            return True
-        await asyncio.sleep(min(quiet_s - now_s, until_s - now_s, QUIET_S))  # clients may go, too
+    while not _is_hung(runtime):
+        left_s = until_s - loop.time()
+        if await inflight.until_empty(min(left_s, QUIET_S)):
+            await asyncio.sleep(0)  # the loop reads what has come by now
+            now_s, quiet_s = loop.time(), max(from_s, api.heard_s() + idle_s)
+            if now_s >= quiet_s:
+                return True
+            # Clients may go, too.
+            await asyncio.sleep(min(quiet_s - now_s, until_s - now_s, QUIET_S))
+        elif left_s <= QUIET_S:
+            return False
     return False

@@ -1,6 +1,7 @@
 """The admin port, by which the operator reads and changes a worker."""
 
 from fastapi import FastAPI, Request
+from sluice_core.bounded import count
 from sluice_core.contract import RuntimePatch
 from sluice_core.errors import RequestError
 from starlette.responses import Response
@@ -31,9 +32,9 @@ def add_admin_routes(app: FastAPI, runtime: Runtime[Backend]) -> None:
     @app.get("/v1/evidence")
     async def evidence(request: Request) -> Response:
         after = request.query_params.get("after", "0")
-        if not (after.isascii() and after.isdigit() and len(after) < 19):
+        if (seq := count(after)) is None:
             raise RequestError("after must be a whole number from 0 on", param="after")
-        return answer(runtime.evidence(int(after)))
+        return answer(runtime.evidence(seq))
 
     @app.get("/v1/integrity")
     async def integrity() -> Response:

@@ -14,18 +14,19 @@ _AGAIN_S = 5.0
 
 
 class ApiKeys:
-    """The API keys of one object; read every `every_s` at most while all is well."""
+    """The API keys of one object."""
 
-    def __init__(self, cluster: Cluster, every_s: float) -> None:
-        self._cluster, self._every_s = cluster, every_s
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._name, self._problem, self._read_s = "", "", -math.inf
 
-    async def problem(self, service: InferenceService, now_s: float) -> str:
-        """Why no pod could start with them, "" if it could. Raises ClusterError."""
+    async def problem(self, service: InferenceService, now_s: float, every_s: float) -> str:
+        """Why no pod could start with them, "" if it could; read every `every_s` at most while all
+        is well. Raises ClusterError."""
         ref = service.spec.api_key_secret_ref
         if ref is None:
             return ""
-        again_s = _AGAIN_S if self._problem else self._every_s
+        again_s = _AGAIN_S if self._problem else every_s
         if ref.name != self._name or now_s - self._read_s >= again_s:
             secret = await self._cluster.get(Ref("Secret", service.namespace, ref.name))
             self._problem = problem_of(secret, ref.name)

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from sluice_core.bounded import count
 from sluice_core.model.sizing import HOST_BYTES, MAX_CEILING
 
 from ..cluster.observed import Object, controller_of
@@ -154,6 +155,7 @@ def deployment(
     replicas: int,
     live: Object | None,
     loading_bytes: int = HOST_BYTES,
+    disk_bytes: int = 0,
     commit: str = "",
     is_unread: bool = False,
     is_pending: bool = False,
@@ -162,7 +164,8 @@ def deployment(
     """The Deployment. A template made from the same inputs stays as `live` has it.
 
     So an operator that renders templates differently restarts no pod until its object changes.
-    `loading_bytes`: host memory for a pod with a GPU whose object does not say.
+    `loading_bytes`: host memory for a pod with a GPU whose object does not say. `disk_bytes`: the
+    node's disk for a hub's model without a claim, 0 if not known; it restarts no pod.
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods with a higher ceiling stay,
     as the cap is lowered live. A higher ceiling takes new pods, and only if it was asked for. An
     operator that finds room for more in the same memory restarts none.
@@ -185,9 +188,10 @@ def deployment(
     kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
     if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == model):
         commit = pinned_commit(live)
+    held = pod.held(service, loading_bytes, disk_bytes)
     template = kept or {
         "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
-        "spec": pod.pod_spec(service, settings, ceiling, commit, loading_bytes),
+        "spec": pod.pod_spec(service, settings, ceiling, commit, held),
     }
     spec = {
         "replicas": replicas,
@@ -297,12 +301,8 @@ def annotation(live: Object | None, name: str) -> str | None:
 def _suffices(started: str | None, ceiling: int | None) -> bool:
     if started == _AUTO:  # a worker that sizes itself goes up to MAX_CEILING
         return ceiling is None or ceiling <= MAX_CEILING
-    return (
-        started is not None
-        and started.isdigit()
-        and ceiling is not None
-        and int(started) >= ceiling
-    )
+    most = count(started)
+    return most is not None and ceiling is not None and most >= ceiling
 
 
 def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
@@ -310,6 +310,6 @@ def _kept_template(live: Object | None, inputs: str) -> Manifest | None:
         return None
     try:
         template = json.loads(annotation(live, TEMPLATE_ANNOTATION) or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return template if isinstance(template, dict) else None

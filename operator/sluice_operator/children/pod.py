@@ -1,14 +1,18 @@
 """The template of a pod: our worker, or a gate before another engine. Pure: equal arguments give
 equal bytes."""
 
+import json
 import math
+from collections.abc import Collection
 from typing import Any
+
+from msgspec import to_builtins
 
 from ..engines import FOREIGN, image_of, sluice
 from ..engines.engine import ADMIN_KEY, LOOPBACK, PORT, Start, flags
 from ..engines.vllm import PACKAGES, PACKAGES_DIR, SOCKET, SOCKET_DIR
 from ..settings import Settings
-from ..spec.service import InferenceService, Model
+from ..spec.service import Api, InferenceService, Model
 from . import resources
 from .runtime import runtime_name
 
@@ -38,15 +42,27 @@ ENGINE_KEY = "engine"
 _HOME = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - an emptyDir; the root is read-only
 _USER_NAME = {"name": "USER", "value": "sluice"}
 """torch looks for the name of the user, whom these images do not know."""
+_OWN_HOSTS = "localhost,127.0.0.1,::1,.svc,.cluster.local"
+"""Never asked through a hub's proxy: an engine may ask itself when it starts (sglang#9155). Both
+spellings of each variable are read, and by many only one of them."""
 _LAST_WORDS = {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG}
 _UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-_GATE_RESOURCES = {
-    "limits": {"memory": "512Mi"},
-    "requests": {"cpu": "100m", "memory": "128Mi"},
-}
-"""A gate has 60 MB without load, and bounded bodies and queues above it."""
-_GATE_START_S = 300
-"""Seconds until the engine's probe asks the gate, whose image may still be pulled."""
+_GATE_START_S = 30
+"""Seconds until the engine's probe first asks the gate. Its image is on the node by then, because
+`_gate_image` has run."""
+_HUNG_GRACE_SECONDS = 15
+"""Seconds to leave for what does not answer its liveness probe. A drain would wait for answers that
+cannot come, and a stopped process takes no SIGTERM."""
+_SERVED_FILE = "/tmp/engine-served"  # noqa: S108 - on an emptyDir, which outlives a container
+_GATE_REQUESTS, _GATE_CPU = {"cpu": "100m", "memory": "128Mi"}, "2"
+"""A limit that a loop and a reader beside it never reach. Some quotas demand one."""
+_GATE_BYTES, _BODIES_HELD, _BODIES_READ = 192 << 20, 4, 3
+"""A gate's memory: its two programs and their connections, the largest bodies that are held at
+once, and what reading one of them takes (`gate.config.reading_bytes`)."""
+_GATE_BODY_BYTES = 64 << 20
+"""Largest body before another engine: images and audio come in bodies."""
+_LEAST_BODY_BYTES = 16 << 20
+"""Memory is given for this one at least: many small bodies take it as well."""
 _PACKAGES_FROM = "/opt/sluice/src"
 
 
@@ -68,6 +84,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         # A CPU pod's memory is its container's limit.
         **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
+        **_api_inputs(service),
         **_engine_inputs(service),
         "image": [image_of(spec.engine, settings), settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
@@ -82,6 +99,11 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         "runtime": spec.hardware.runtime_class_name,
         "drain": spec.drain.timeout_s,
     }
+
+
+def _api_inputs(service: InferenceService) -> dict[str, object]:
+    given = to_builtins(service.spec.api)
+    return {"api": given} if service.spec.api != Api() else {}
 
 
 def _engine_inputs(service: InferenceService) -> dict[str, object]:
@@ -110,10 +132,10 @@ def pod_spec(
     settings: Settings,
     ceiling: int | None,
     commit: str,
-    loading_bytes: int,
+    held: Manifest,
 ) -> Manifest:
-    """`spec` of the template. `children.deployment` explains `ceiling`, `commit` and
-    `loading_bytes`."""
+    """`spec` of the template. `children.deployment` explains `ceiling` and `commit`; `held`:
+    resources of what loads the model."""
     hardware = service.spec.hardware
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -125,7 +147,7 @@ def pod_spec(
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **_containers(service, settings, ceiling, commit, loading_bytes),
+        **_containers(service, settings, ceiling, commit, held),
         "volumes": [{"name": name, **source} for name, source, _ in _volumes(service, settings)],
     }
     if hardware.node_selector:
@@ -135,6 +157,16 @@ def pod_spec(
     if hardware.runtime_class_name:
         spec["runtimeClassName"] = hardware.runtime_class_name
     return spec
+
+
+def held(service: InferenceService, loading_bytes: int, disk_bytes: int) -> Manifest:
+    """Resources of the container that loads the model, which may have to fetch it first."""
+    model, hardware = service.spec.model, service.spec.hardware
+    fetched_bytes = disk_bytes if model.repo and model.cache is None else 0
+    return {
+        "limits": resources.limits(hardware),
+        "requests": resources.requests(hardware, loading_bytes, fetched_bytes),
+    }
 
 
 def metadata_annotations(service: InferenceService) -> dict[str, str]:
@@ -164,14 +196,10 @@ def _containers(
     settings: Settings,
     ceiling: int | None,
     commit: str,
-    loading_bytes: int,
+    held: Manifest,
 ) -> Manifest:
     """Our worker alone, or a gate beside an engine, which is the sidecar: it starts first, and gets
     SIGTERM when the gate has drained and ended (KEP-753)."""
-    held = {
-        "limits": resources.limits(service.spec.hardware),
-        "requests": resources.requests(service.spec.hardware, loading_bytes),
-    }
     if service.spec.engine.name == "Sluice":
         image, arguments = (
             image_of(service.spec.engine, settings),
@@ -185,9 +213,17 @@ def _containers(
         "args": _gate_arguments(service, capacity),
         "env": _own_environment(),
     }
-    gate = _front(service, settings, "gate", settings.gate_image, told, _GATE_RESOURCES, "admin")
+    gate_held = {
+        "limits": {
+            "cpu": _GATE_CPU,
+            "memory": resources.bytes_quantity(gate_bytes(service)),
+        },
+        "requests": _GATE_REQUESTS,
+    }
+    gate = _front(service, settings, "gate", settings.gate_image, told, gate_held, "admin")
     engine = _engine(service, settings, capacity, commit, held)
-    return {"initContainers": [*_copies(service, settings), engine], "containers": [gate]}
+    first = _gate_image(service, settings)
+    return {"initContainers": [first, engine], "containers": [gate]}
 
 
 def _front(
@@ -200,7 +236,10 @@ def _front(
     probed: str,
 ) -> Manifest:
     """The container that clients reach. `probed`: name of the port that the kubelet asks."""
-    is_download = name == "gate" and service.spec.model.repo is not None
+    is_gate = name == "gate"
+    # Any answer means that a gate's loop turns. Its engine is no reason to restart it.
+    alive = "/version" if is_gate else "/healthz"
+    grace = {"terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS} if is_gate else {}
     return {
         "name": name,
         "image": image,
@@ -212,11 +251,8 @@ def _front(
         ],
         "resources": held,
         "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
-        # Half an hour to listen, or for an engine that downloads six.
-        "startupProbe": _probe(
-            "/healthz", probed, period=2, failures=10_800 if is_download else 900
-        ),
-        "livenessProbe": _probe("/healthz", probed, period=10, failures=3),
+        "startupProbe": _probe(alive, probed, period=2, failures=900),
+        "livenessProbe": {**_probe(alive, probed, period=10, failures=3), **grace},
         "readinessProbe": _probe("/readyz", probed, period=2, failures=2),
         # For an end without a message: the worker writes why it ends, for our status, if it can.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -228,7 +264,8 @@ def _engine(
     service: InferenceService, settings: Settings, capacity: int, commit: str, held: Manifest
 ) -> Manifest:
     """The engine of another maker, as a sidecar. A hung one is ended by its own probe, which asks
-    the gate: a restart of the gate would not help."""
+    the gate: a restart of the gate would not help. The gate answers 200 while the engine starts,
+    however long that takes. Five failures leave a gate that ends the time to be started again."""
     spec, model = service.spec, service.spec.model
     start = Start(
         spec=spec,
@@ -240,6 +277,7 @@ def _engine(
     run = FOREIGN[spec.engine.name].invoke(start)
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
+    taken = {*given, *_other_spellings(given)}
     home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
     hub = _hub_environment(service, settings)
     ours = [*_environment(service), _USER_NAME, *home, *hub, *own, *_admin_key(service)]
@@ -251,12 +289,13 @@ def _engine(
         **({"command": list(run.command)} if run.command else {}),
         "args": [*run.args, *spec.engine.args, *run.owned],
         # A variable that is there twice is refused by the API server.
-        "env": [*(one for one in ours if one["name"] not in given), *given.values()],
+        "env": [*(one for one in ours if one["name"] not in taken), *given.values()],
         "resources": held,
         "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
         "livenessProbe": {
-            **_probe("/healthz", ADMIN_PORT, period=10, failures=3),
+            **_probe("/healthz", ADMIN_PORT, period=10, failures=5),
             "initialDelaySeconds": _GATE_START_S,
+            "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS,
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(service, settings, "engine"),
@@ -276,22 +315,26 @@ def takes_admin_key(service: InferenceService) -> bool:
     return engine is not None and engine.takes_admin_key
 
 
-def _copies(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """The container that brings our scheduler class into vLLM's pod."""
-    if not _has_scheduler(service):
-        return []
-    sources = [f"{_PACKAGES_FROM}/{name}" for name in PACKAGES]
-    return [
-        {
-            "name": "scheduler",
-            "image": settings.gate_image,
-            "imagePullPolicy": settings.image_pull_policy,
-            "command": ["cp", "-r", *sources, PACKAGES_DIR],
-            "resources": _GATE_RESOURCES,
-            "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
-            "volumeMounts": [{"name": "packages", "mountPath": PACKAGES_DIR}],
-        }
-    ]
+def _gate_image(service: InferenceService, settings: Settings) -> Manifest:
+    """The container that brings the gate's image to the node before the engine starts, because the
+    engine's probe asks the gate. In vLLM's pod it brings our scheduler class too."""
+    command, mounts = ["true"], []
+    if _has_scheduler(service):
+        sources = [f"{_PACKAGES_FROM}/{name}" for name in PACKAGES]
+        command = ["cp", "-r", *sources, PACKAGES_DIR]
+        mounts = [{"name": "packages", "mountPath": PACKAGES_DIR}]
+    return {
+        "name": "scheduler" if mounts else "gate-image",
+        "image": settings.gate_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": command,
+        "resources": {
+            "limits": {"cpu": _GATE_CPU, "memory": "512Mi"},
+            "requests": _GATE_REQUESTS,
+        },
+        "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
+        "volumeMounts": mounts,
+    }
 
 
 _FOR_ONE = {
@@ -346,8 +389,9 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         return []
     environment: list[Manifest] = [{"name": "HF_ENDPOINT", "value": settings.hub_endpoint}]
     if settings.hub_proxy:
-        names = ("HTTPS_PROXY", "HTTP_PROXY")
-        environment += [{"name": name, "value": settings.hub_proxy} for name in names]
+        proxies = {"HTTPS_PROXY": settings.hub_proxy, "HTTP_PROXY": settings.hub_proxy}
+        for name, value in {**proxies, "NO_PROXY": _OWN_HOSTS}.items():
+            environment += [{"name": one, "value": value} for one in (name, name.lower())]
     if settings.hub_authorities:
         file = f"{_AUTHORITIES_DIR}/{_AUTHORITIES}"
         environment.append({"name": "SSL_CERT_FILE", "value": file})  # replaces httpx's public ones
@@ -355,6 +399,11 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": source})
     return environment
+
+
+def _other_spellings(given: Collection[str]) -> set[str]:
+    """Of the proxy's variables that the user gives: ours in the other one would win over it."""
+    return {one.swapcase() for one in given if one.upper().endswith("_PROXY")}
 
 
 def _storage(service: InferenceService) -> list[_Volume]:
@@ -446,8 +495,11 @@ def _door(service: InferenceService) -> dict[str, object]:
 
 def _frontend(service: InferenceService) -> dict[str, object]:
     """Files and times of a worker and of a gate."""
-    spec = service.spec
+    spec, api = service.spec, service.spec.api
     return {
+        "max-body-bytes": _body_bytes(service),
+        "keep-alive-timeout": None if api.keep_alive_s is None else f"{api.keep_alive_s:g}",
+        "trusted-proxies": json.dumps(api.trusted_proxies) if api.trusted_proxies else None,
         "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
         "runtime-config-dir": _RUNTIME_DIR,
@@ -467,8 +519,25 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
             "health-path": spec.engine.health_path,
             "engine-socket": SOCKET if _has_scheduler(service) else None,
             "engine-admin-key-file": f"{_ADMIN_DIR}/{ENGINE_KEY}" if has_key else None,
+            "served-file": _SERVED_FILE,
+            "memory-bytes": _BODIES_HELD * _largest_body(service),
             **_door(service),
             **_frontend(service),
         }
     )
     return list(given)
+
+
+def gate_bytes(service: InferenceService) -> int:
+    """Memory that a gate may take."""
+    return _GATE_BYTES + (_BODIES_HELD + _BODIES_READ) * _largest_body(service)
+
+
+def _largest_body(service: InferenceService) -> int:
+    return max(_body_bytes(service) or 0, _LEAST_BODY_BYTES)
+
+
+def _body_bytes(service: InferenceService) -> int | None:
+    """Bytes of the largest body; None leaves it to our worker."""
+    default = None if service.spec.engine.name == "Sluice" else _GATE_BODY_BYTES
+    return service.spec.api.max_body_bytes or default

@@ -14,10 +14,14 @@ def limits(hardware: Hardware) -> dict[str, str]:
     return {**cpu, "nvidia.com/gpu": str(hardware.num_gpus), **memory}
 
 
-def requests(hardware: Hardware, loading_bytes: int) -> dict[str, str]:
-    """The limits, plus `loading_bytes` beside a GPU without `hostMemory`. So the node has that
-    much, and no pod is killed for a number that was never measured."""
-    return {"memory": bytes_quantity(loading_bytes), **limits(hardware)}
+def requests(hardware: Hardware, loading_bytes: int, disk_bytes: int) -> dict[str, str]:
+    """The limits, plus `loading_bytes` beside a GPU without `hostMemory`, plus `disk_bytes` if any.
+
+    So the node has that much, and no pod is killed for a number that was never measured. On a full
+    disk the kubelet evicts those first that use more than they asked for.
+    """
+    disk = {"ephemeral-storage": bytes_quantity(disk_bytes)} if disk_bytes else {}
+    return {"memory": bytes_quantity(loading_bytes), **limits(hardware), **disk}
 
 
 def cpu_quantity(millis: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from sluice_core.bounded import count
 
 from ..spec.kinds import MAX_BATCHED_TOKENS, MAX_NUM_SEQS
 from ..spec.service import MAX_REPLICAS
@@ -64,13 +65,10 @@ class Runtime:
 
 def parse(data: Mapping[str, str]) -> Runtime | None:
     """Read ConfigMap data; None if a person has spoilt the numbers."""
-    try:
-        epoch, replicas = int(data["epoch"]), int(data["replicas"])
-        cap = int(data["max_num_seqs"]) if "max_num_seqs" in data else None
-    except (KeyError, ValueError):
-        return None
-    is_sane = 0 <= epoch <= _MAX_EPOCH and 0 <= replicas <= MAX_REPLICAS
-    if not is_sane or not (cap is None or 1 <= cap <= MAX_NUM_SEQS):
+    epoch = count(data.get("epoch"), _MAX_EPOCH)
+    replicas = count(data.get("replicas"), MAX_REPLICAS)
+    cap = count(data.get("max_num_seqs"), MAX_NUM_SEQS)
+    if epoch is None or replicas is None or ("max_num_seqs" in data and not cap):
         return None
     return Runtime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
 

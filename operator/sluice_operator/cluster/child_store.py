@@ -20,11 +20,12 @@ MAX_PODS = 2 * MAX_REPLICAS
 @dataclass(slots=True)
 class _Children:
     """Children of one object. `named`: by kind; `lost`: the last one gone, by kind; `pods`: by
-    uid."""
+    uid; `num_gone`: pods that have gone."""
 
     named: dict[str, Object] = field(default_factory=dict)
     lost: dict[str, Object] = field(default_factory=dict)
     pods: dict[str, Object] = field(default_factory=dict)
+    num_gone: int = 0
 
 
 class ChildStore:
@@ -46,6 +47,14 @@ class ChildStore:
     def child(self, key: Key, kind: str) -> Object | None:
         """The object's child of a kind other than Pod."""
         return self._of[key].named.get(kind)
+
+    def __len__(self) -> int:
+        """The number of objects."""
+        return len(self._of)
+
+    def num_gone(self, key: Key) -> int:
+        """Pods of the object that have gone so far. One that fails is gone from the watch, too."""
+        return self._of[key].num_gone
 
     def pods(self, key: Key) -> Collection[Object]:
         """The object's pods."""
@@ -108,6 +117,7 @@ class ChildStore:
         """That pod is gone, or belongs to another object now."""
         if key := self._key_of.pop(uid, None):
             del self._of[key].pods[uid]
+            self._of[key].num_gone += 1
 
 
 def _newer(before: Object | None, body: Object) -> Object:

@@ -18,11 +18,13 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
+from sluice_core.bounded import count
+from sluice_core.words import clean
 
 from ..metrics import Metrics
 from ..settings import FIELD_MANAGER
 from ..spec.service import API_VERSION, GROUP, KIND, PLURAL, VERSION
-from .observed import Object
+from .observed import Object, uid_of, version
 
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 30
@@ -34,6 +36,8 @@ _ATTEMPTS = 4
 _MAX_WAIT_S = 10.0
 _PAGE = "10"
 """Objects on one page of a list: a user may create objects of some MiB each."""
+_METADATA_PAGE = "100"
+"""... of a list that holds only their metadata, each at most some hundred KiB."""
 _LISTS = 4
 """Pages that are read at once."""
 _MAX_FAILED = 200
@@ -56,11 +60,12 @@ RESOURCES: Mapping[str, tuple[str, str, str]] = {
 
 
 class ClusterError(Exception):
-    """The API server refused a request or could not be reached; `status` 0 means the latter."""
+    """The API server refused a request or could not be reached; `status` 0 means the latter. Its
+    words may be a webhook's."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
+        super().__init__(clean(message))
+        self.status, self.reason, self.retry_after_s = status, clean(reason), retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,25 @@ class Ref:
 
     @property
     def path(self) -> str:
-        """Its path at the API server; without a name the collection's."""
+        """Its path at the API server; without a name the collection's, and without a namespace that
+        of all."""
         group, version, plural = RESOURCES[self.kind]
         prefix = f"apis/{group}" if group else "api"
-        collection = f"/{prefix}/{version}/namespaces/{self.namespace}/{plural}"
+        inside = f"namespaces/{self.namespace}/" if self.namespace else ""
+        collection = f"/{prefix}/{version}/{inside}{plural}"
         return f"{collection}/{self.name}" if self.name else collection
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The uids of a list, and the resourceVersion at which it was taken."""
+
+    uids: frozenset[str]
+    version: int
+
+    def lacks(self, body: Object | None) -> bool:
+        """True if that object was gone when the list was taken. A newer one may not be in it."""
+        return body is not None and version(body) <= self.version and uid_of(body) not in self.uids
 
 
 def ref_of(manifest: Object) -> Ref:
@@ -113,17 +132,16 @@ class Cluster:
         """The live object, or None if there is none."""
         return await self._unless(404, "GET", ref.kind, ref.path)
 
-    async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
-        """The uids of the live object that `ref` names, or of all of its kind and namespace with
-        the label. Pods that have ended are left out."""
-        named = ("fieldSelector", f"metadata.name={ref.name}")
-        query = [("labelSelector", label) if label else named]
-        if ref.kind == "Pod":
+    async def listed(self, collection: Ref, label: str = "") -> Listed:
+        """All that has the label, or all without one. Pods that have ended are left out."""
+        query = [("labelSelector", label)] if label else []
+        if collection.kind == "Pod":
             query.append(("fieldSelector", LIVE_PODS))
-        headers = {**_JSON, "Accept": _METADATA}
-        return frozenset(
-            [body["metadata"]["uid"] async for body in self._list(ref, query, headers)]
-        )
+        headers, uids, taken = {**_JSON, "Accept": _METADATA}, list[str](), 0
+        async for page in self._pages(collection, query, headers, _METADATA_PAGE):
+            taken = version(page)
+            uids += [body["metadata"]["uid"] for body in page.get("items") or ()]
+        return Listed(frozenset(uids), taken)
 
     def live_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
         """The pods with the label that have not ended."""
@@ -141,17 +159,21 @@ class Cluster:
             if not num_left:
                 return
 
-    async def _list(
-        self, ref: Ref, query: Sequence[tuple[str, str]], headers: Mapping[str, str] = _JSON
-    ) -> AsyncIterator[Object]:
+    async def _list(self, ref: Ref, query: Sequence[tuple[str, str]]) -> AsyncIterator[Object]:
         """The objects of a kind and namespace that `query` selects, read a few at a time."""
-        path, rest = Ref(ref.kind, ref.namespace).path, ""
-        while True:
-            page = [*query, ("limit", _PAGE), *([("continue", rest)] if rest else [])]
-            async with self._lists:
-                answer = await self._call("GET", ref.kind, path, page, headers=headers)
-            for body in answer.get("items") or ():
+        async for page in self._pages(ref, query, _JSON, _PAGE):
+            for body in page.get("items") or ():
                 yield body
+
+    async def _pages(
+        self, ref: Ref, query: Sequence[tuple[str, str]], headers: Mapping[str, str], size: str
+    ) -> AsyncIterator[Object]:
+        rest = ""
+        while True:
+            page = [*query, ("limit", size), *([("continue", rest)] if rest else [])]
+            async with self._lists:
+                answer = await self._call("GET", ref.kind, ref.path, page, headers=headers)
+            yield answer
             rest = (answer.get("metadata") or {}).get("continue") or ""
             if not rest:
                 return
@@ -269,6 +291,6 @@ def _object_of(data: bytes) -> Object | None:
 def _refusal(status: int, data: bytes, retry_after: str | None) -> ClusterError:
     """The API server's own words; its Status objects never repeat what we sent of a Secret."""
     said = _object_of(data) or {}
-    wait_s = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    wait_s = float(count(retry_after) or 0)
     message = str(said.get("message") or f"the API server answered {status}")
     return ClusterError(status, str(said.get("reason") or "Unknown"), message, wait_s)

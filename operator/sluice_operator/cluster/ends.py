@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_core.bounded import count
 from sluice_core.errors import signal_name, timestamp
+from sluice_core.words import clean
 
 from ..reasons import Foreign, Reason
 from ..times import unix_time
@@ -55,15 +57,15 @@ def last_end(container: Mapping[str, Any]) -> Ended | None:
     ).get("terminated")
     if not ended:
         return None
-    code = int(ended.get("exitCode") or 0)
+    code = count(ended.get("exitCode")) or 0
     return Ended(
-        container=str(container.get("name") or "worker"),
+        container=clean(str(container.get("name") or "worker")),
         is_for_memory=ended.get("reason") == "OOMKilled",
         exit_code=code,
         # A killed process writes no last words; the kubelet then gives the end of its log.
         words="" if code > _OF_SIGNALS else _words(str(ended.get("message") or "")),
         at_s=unix_time(ended.get("finishedAt")),
-        restarts=int(container.get("restartCount") or 0),
+        restarts=count(container.get("restartCount")) or 0,
     )
 
 
@@ -71,4 +73,4 @@ def _words(message: str) -> str:
     """Its sentences, without log events (JSON) and without the tail of an event that was cut."""
     lines = (line.strip() for line in message.splitlines())
     plain = [line for line in lines if not (line.startswith("{") or line.endswith("}"))]
-    return " ".join(" ".join(plain).split())[:_MAX_WORDS]
+    return clean(" ".join(" ".join(plain).split()), _MAX_WORDS)

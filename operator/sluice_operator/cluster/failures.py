@@ -19,12 +19,18 @@ class Failures:
         self._cluster, self._namespace, self._label = cluster, namespace, label
         self._every_s, self._looked_s = every_s, -math.inf
         self._seen: Sequence[Object] = ()
+        self._num_gone = -1
 
-    async def newest(self, pods: Sequence[Pod], now: float) -> Trouble | None:
-        """Why the newest failed, if lately and while none of `pods` serves. Raises ClusterError."""
+    async def newest(self, pods: Sequence[Pod], num_gone: int, now: float) -> Trouble | None:
+        """Why the newest failed, if lately and while none of `pods` serves. Raises ClusterError.
+
+        `num_gone`: pods that have gone so far. Without one more, none has failed since.
+        """
         if any(pod.serving for pod in pods):
             return None
-        if time.monotonic() - self._looked_s >= self._every_s:
+        is_due = time.monotonic() - self._looked_s >= self._every_s
+        if is_due and num_gone != self._num_gone:
+            self._num_gone = num_gone
             found = self._cluster.failed_pods(self._namespace, self._label)
             self._seen = [essence_of(body) async for body in found]
             self._looked_s = time.monotonic()

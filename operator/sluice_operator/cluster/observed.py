@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_core.bounded import count
 from sluice_core.errors import timestamp
+from sluice_core.words import clean
 
 from ..reasons import Foreign, Reason
 from ..times import unix_time
@@ -33,7 +35,7 @@ _UNMOUNTED_S = 120.0
 """Seconds without volumes or network before a pod is in trouble."""
 _LATE_S = 10.0
 """Seconds after its grace period until a pod counts as stuck, and its room as taken."""
-_MAX_MESSAGE = 300
+_MAX_MESSAGE, _MAX_REASON = 300, 128
 _LACKS_ROOM = ("Insufficient ", "Too many pods")
 """The scheduler's words."""
 _LACKS_QUOTA = "exceeded quota: "
@@ -43,17 +45,26 @@ NODE_S = 600.0
 """Seconds until a pod that no node takes counts as one that will not come. By then, a node that
 restarts, or that an autoscaler adds, is there."""
 _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+MAX_VERSION = (1 << 63) - 1
+"""Of a resourceVersion: etcd counts in 64 bits."""
 _TEMPLATE_LABEL = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Why a pod, or the creation of pods, makes no progress; the reason is Kubernetes' own word if
-    it has one. `passes`: the trouble may pass by itself, and soon."""
+    it has one. `passes`: the trouble may pass by itself, and soon.
+
+    The words are the kubelet's, a registry's, a webhook's or an engine's, so they are cleaned."""
 
     reason: Reason | Foreign
     message: str
     passes: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, Reason):
+            object.__setattr__(self, "reason", Foreign(clean(self.reason, _MAX_REASON)))
+        object.__setattr__(self, "message", clean(self.message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +183,7 @@ def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
 
 def version(thing: Object) -> int:
     """The resourceVersion, which is a number that rises with each write (KEP-5504)."""
-    return int(thing.get("metadata", {}).get("resourceVersion", 0))
+    return count(thing.get("metadata", {}).get("resourceVersion"), MAX_VERSION) or 0
 
 
 def uid_of(body: Object | None) -> str:

@@ -53,7 +53,7 @@ class Engine:
     neither memory nor the user says. `has_our_arithmetic`: it runs the safetensors checkpoint, so
     our memory plan holds. `takes_budget`: a flag sets the token budget of a step.
     `loads_scheduler`: it may take a scheduler class of ours. `takes_admin_key`: with a key the gate
-    sets a cap inside.
+    sets a cap inside. `takes_gguf`: it fetches one GGUF file of a hub's model.
     """
 
     gate_name: str
@@ -64,6 +64,7 @@ class Engine:
     takes_budget: bool = False
     loads_scheduler: Callable[[Spec], bool] = lambda spec: False
     takes_admin_key: bool = False
+    takes_gguf: bool = False
 
 
 def flags(given: Mapping[str, object]) -> tuple[str, ...]:

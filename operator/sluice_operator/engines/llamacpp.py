@@ -36,4 +36,5 @@ ENGINE = Engine(
     invoke=_invoke,
     default_capacity=4,
     takes_budget=True,
+    takes_gguf=True,
 )

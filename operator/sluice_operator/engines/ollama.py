@@ -35,5 +35,9 @@ def _invoke(start: Start) -> Invocation:
 
 
 ENGINE = Engine(
-    gate_name="ollama", image="ollama/ollama:0.17.4", invoke=_invoke, default_capacity=4
+    gate_name="ollama",
+    image="ollama/ollama:0.17.4",
+    invoke=_invoke,
+    default_capacity=4,
+    takes_gguf=True,
 )

@@ -9,15 +9,18 @@ from collections.abc import Iterable, Mapping
 from ..children import drift, manifests
 from ..children.admin_token import token_of
 from ..cluster.child_store import ChildStore, Key
-from ..cluster.client import Cluster, ClusterError, Ref, ref_of
-from ..cluster.observed import Object, uid_of
+from ..cluster.client import Cluster, ClusterError, Listed, Ref, ref_of
+from ..cluster.observed import Object
+from ..cluster.roster import Roster
 from ..spec.service import InferenceService
 
 _log = logging.getLogger(__name__)
 _WRITTEN_OVER: Mapping[str, Object] = {"Service": {}, "PodDisruptionBudget": {"minAvailable": None}}
 """Kinds whose spec is all ours, with the fields that must not be there beside it."""
-_SWEEP_RESYNCS = 10
+SWEEP_RESYNCS = 10
 """Resyncs between two checks for deletions that the watch has missed: five minutes by default."""
+_AT_ONCE = 10
+"""Objects whose Secrets are read within one resync; of more objects, each is read less often."""
 
 
 class Children:
@@ -29,15 +32,19 @@ class Children:
     as no other process reads them.
     """
 
-    def __init__(self, cluster: Cluster, store: ChildStore, key: Key, resync_s: float) -> None:
-        self._cluster, self._store, self._key, self._resync_s = cluster, store, key, resync_s
+    def __init__(
+        self, cluster: Cluster, roster: Roster, store: ChildStore, key: Key, resync_s: float
+    ) -> None:
+        self._cluster, self._roster, self._store = cluster, roster, store
+        self._key, self._resync_s = key, resync_s
         self.pods_label = (
             f"{manifests.INSTANCE_LABEL}={key[1]},"
             f"{manifests.MANAGED_BY_LABEL}={manifests.MANAGED_BY}"
         )
         self._has_listed = False
         self._read_by_name_s = -math.inf
-        self._swept_s = time.monotonic()
+        self._swept: dict[str, Listed] = {}
+        self._absent_s: dict[str, float] = {}
         self.unread: dict[str, ClusterError] = {}
         self.accepted: dict[str, str] = {}
         self.saved: str | None = None
@@ -52,11 +59,25 @@ class Children:
                 self._store.show(self._key, "Pod", body)
             self._has_listed = True
 
-    async def find(self, ref: Ref) -> Object | None:
-        """The child of that name; read if it is not known, or if no watch would show it."""
+    @property
+    def every_s(self) -> float:
+        """Seconds between two reads of what no watch shows. They cost the same for all objects,
+        however many there are."""
+        return self._resync_s * max(1.0, len(self._store) / _AT_ONCE)
+
+    async def find(self, ref: Ref, *, afresh: bool = False) -> Object | None:
+        """The child of that name; read if it is not known, or if no watch would show it. One that
+        was absent is looked for again after some minutes, if not `afresh`."""
         if (known := self._store.child(self._key, ref.kind)) is not None:
+            self._absent_s.pop(ref.kind, None)
             return known
+        now_s = time.monotonic()
+        absent_s = now_s - self._absent_s.get(ref.kind, -math.inf)
+        if not afresh and absent_s < SWEEP_RESYNCS * self._resync_s:
+            return None
         live = await self._cluster.get(ref)
+        if live is None:
+            self._absent_s[ref.kind] = now_s
         if live and _is_watched(live):
             self._store.keep(self._key, ref.kind, live)
         return live
@@ -81,7 +102,7 @@ class Children:
         if not fits and not (pods and manifests.is_ours(service, pods)):
             return self._known(refs)
         # The watch shows only labelled ones; others of that name must not be overwritten.
-        found = {ref.kind: await self.find(ref) for ref in refs}
+        found = {ref.kind: await self.find(ref, afresh=True) for ref in refs}
         live = {kind: child for kind, child in found.items() if child is not None}
         live |= await self._by_name(service)
         secret = live.get("Secret")
@@ -95,7 +116,7 @@ class Children:
 
     async def _by_name(self, service: InferenceService) -> dict[str, Object]:
         now_s, refs = time.monotonic(), _refs(service, manifests.UNWATCHED)
-        if now_s - self._read_by_name_s >= self._resync_s:
+        if now_s - self._read_by_name_s >= self.every_s:
             await self._read(refs)
             self._read_by_name_s = -math.inf if self.unread else now_s
         found = self._known(refs)
@@ -119,25 +140,17 @@ class Children:
             elif before := self._store.child(self._key, ref.kind):
                 self._store.lose(self._key, ref.kind, before)
 
-    async def sweep(self, service: InferenceService) -> bool:
-        """Find deletions that the watch has missed: after a gap it lists again, and reports none.
-
-        False if it was done recently. Raises ClusterError.
-        """
-        now_s = time.monotonic()
-        if now_s - self._swept_s < _SWEEP_RESYNCS * self._resync_s:
-            return False
-        pods = {uid_of(body) for body in self._store.pods(self._key)}  # later ones the watch tells
-        there = await self._cluster.uids(Ref("Pod", service.namespace), self.pods_label)
-        for uid in pods - there:
-            self._store.lose_pod(uid)
-        for ref in _refs(service, manifests.WATCHED):
-            if known := self._store.child(self._key, ref.kind):
-                live = await self._cluster.get(ref)
-                if uid_of(known) != uid_of(live) or not (live and _is_watched(live)):
-                    self._store.lose(self._key, ref.kind, known)
-        self._swept_s = now_s
-        return True
+    async def sweep(self) -> None:
+        """Find deletions that the watch has missed. Raises ClusterError."""
+        for kind in ("Pod", *manifests.WATCHED):
+            listed = await self._roster.listed(kind, time.monotonic())
+            if self._swept.get(kind) is listed:
+                continue
+            self._swept[kind] = listed
+            child = self._store.child(self._key, kind)
+            known = self._store.pods(self._key) if kind == "Pod" else filter(None, [child])
+            for body in [body for body in known if listed.lacks(body)]:
+                self._store.lose(self._key, kind, body)
 
     async def apply(self, wanted: Iterable[Object]) -> set[str]:
         """Write all of them, even after one is refused. Raises the first ClusterError.

@@ -37,6 +37,7 @@ from ..tuner import (
     decide,
 )
 from ..tuner.constants import MIN_BUDGET
+from . import rival
 
 PAST_SAVE_SECONDS = 30.0
 """Seconds between saves of the tuner's memory alone: losing it costs caution, not correctness."""
@@ -58,7 +59,8 @@ class Observed:
     `accepted`: by kind, `drift.acceptance` of our last write. `deleted`: kinds whose last child
     somebody deleted. `unsaved_s`: seconds since the runtime was last persisted. `failed`: why the
     newest failed pod failed. `keys_problem`: why the Secret of the API's keys is unusable, "" if it
-    is usable. `former`: the pods of the last pass, by uid.
+    is usable. `former`: the pods of the last pass, by uid. `rival`: who keeps setting the
+    Deployment's replicas, "" for nobody.
     """
 
     live: Mapping[str, Object]
@@ -74,6 +76,7 @@ class Observed:
     failed: Trouble | None = None
     keys_problem: str = ""
     former: Mapping[str, Pod] = field(default_factory=dict)
+    rival: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,7 @@ def _report(
         is_withheld=is_withheld,
         keys_problem=observed.keys_problem,
         failed=observed.failed,
+        rival=observed.rival,
     )
 
 
@@ -318,14 +322,14 @@ def _effective_ceiling(spec: Spec, observed: Observed) -> int:
     return min(bounds)
 
 
-def _limits(spec: Spec, ceiling: int) -> CapLimits:
+def _limits(spec: Spec, ceiling: int, *, has_rival: bool = False) -> CapLimits:
     behavior = spec.scaling.behavior
     return CapLimits(
         ceiling=ceiling,
         min_num_seqs=min(spec.batching.min_num_seqs, ceiling),
         min_replicas=spec.scaling.min_replicas,
         max_replicas=spec.scaling.max_replicas,
-        replicas_external=spec.replicas is not None,
+        replicas_external=has_rival or spec.replicas is not None,
         scale_up_window_s=float(behavior.scale_up.stabilization_window_s),
         scale_down_window_s=float(behavior.scale_down.stabilization_window_s),
         ceiling_by="User" if ceiling >= most_num_seqs(spec) else "VRAM",
@@ -361,9 +365,11 @@ def _targets(spec: Spec) -> Targets:
 
 
 def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
-    limits = _limits(spec, ceiling)
+    limits = _limits(spec, ceiling, has_rival=bool(observed.rival))
     runtime = observed.runtime or _unremembered(spec, observed)
-    if spec.replicas is not None:  # one writer: an outside owner
+    if observed.rival:  # one writer: whoever would undo our number
+        runtime = replace(runtime, replicas=rival.replicas_of(observed.live.get("Deployment")))
+    elif spec.replicas is not None:  # one writer: an outside owner
         runtime = replace(runtime, replicas=spec.replicas)
     elif observed.runtime is None or runtime.cap is None:  # else the tuner's, which reports it
         runtime = replace(runtime, replicas=limits.bound_replicas(runtime.replicas))
@@ -383,24 +389,23 @@ def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
     past, decision = decide(settled.runtime.past, observation)
     if decision.limited_by == "VRAM" and not (observed.fit.memory or _configs(observed)):
         decision = replace(decision, limited_by=None)  # no memory is known yet
-    after = _decided(spec, replace(settled.runtime, past=past), decision)
+    after = _decided(limits, replace(settled.runtime, past=past), decision)
     told = events.decided(settled.runtime, after, decision)
     return _Tuned(after, decision, (*settled.notices, *told))
 
 
 def _unremembered(spec: Spec, observed: Observed) -> Runtime:
     """A new object, or one whose ConfigMap is gone or spoilt: its pods then report the state."""
-    deployment = observed.live.get("Deployment") or {}
-    replicas = int(deployment.get("spec", {}).get("replicas") or 0)
+    replicas = rival.replicas_of(observed.live.get("Deployment"))
     running = [config.max_num_seqs for config in _configs(observed) if config.epoch]
     cap = min(running) if running else spec.batching.initial_num_seqs
     return Runtime(0, cap, replicas)
 
 
-def _decided(spec: Spec, runtime: Runtime, decision: Decision) -> Runtime:
+def _decided(limits: CapLimits, runtime: Runtime, decision: Decision) -> Runtime:
     """The decision as state: a change of the cap opens an epoch."""
     epoch = runtime.epoch + (decision.cap != runtime.cap)
-    replicas = runtime.replicas if spec.replicas is not None else decision.replicas
+    replicas = runtime.replicas if limits.replicas_external else decision.replicas
     return replace(runtime, epoch=epoch, cap=decision.cap, replicas=replicas)
 
 
@@ -464,6 +469,7 @@ def _children(
         settings,
         ceiling=ceiling_of(service.spec, observed.fit),
         loading_bytes=loading_bytes(observed.fit),
+        disk_bytes=observed.fit.disk_bytes,
         replicas=runtime.replicas,
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
         live=observed.live.get("Deployment"),

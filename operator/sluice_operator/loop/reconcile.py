@@ -20,12 +20,13 @@ import httpx
 from ..children import runtime
 from ..children.api_keys import ApiKeys
 from ..children.drift import manifest_hash
-from ..children.manifests import is_ours
+from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, is_ours
 from ..children.runtime import Runtime
 from ..cluster.child_store import ChildStore
 from ..cluster.client import Cluster, ClusterError, Ref
 from ..cluster.failures import Failures
 from ..cluster.observed import Object, Pod, pod_of, version
+from ..cluster.roster import Roster
 from ..metrics import Metrics
 from ..model.fit import judge
 from ..model.reader import ModelReader
@@ -38,9 +39,10 @@ from ..status.events import Notice
 from ..status.write_limiter import WriteTurns
 from ..status.writer import StatusWriter
 from ..tuner.replicas import wanting_none
-from . import ownership
-from .children import Children
+from . import ownership, rival
+from .children import SWEEP_RESYNCS, Children
 from .plan import Observed, Plan, plan
+from .rival import Rivalry
 
 _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
@@ -64,18 +66,28 @@ class Dependencies:
     store: ChildStore
     turns: WriteTurns = field(default_factory=lambda: WriteTurns(time.monotonic))
     exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
+    roster: Roster = field(init=False)
+
+    def __post_init__(self) -> None:
+        ours = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+        labels = {KIND: "", **dict.fromkeys(("Pod", *WATCHED), ours)}
+        every_s = SWEEP_RESYNCS * self.settings.resync_s
+        roster = Roster(self.cluster, self.settings.namespaces, labels, every_s)
+        object.__setattr__(self, "roster", roster)
 
 
 @dataclass(slots=True)
 class _Memory:
     """The memory of one reconciler; all of it can be lost at any time.
 
-    `pods`: as last reported, by uid. `told`: by reason, the key of the last event.
+    `pods`: as last reported, by uid. `told`: by reason, the key of the last event. `rivalry`: of
+    others who write the replicas.
     """
 
     runtime: Runtime | None = None
     pods: Mapping[str, Pod] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
+    rivalry: Rivalry = Rivalry()
 
 
 class Reconciler:
@@ -112,9 +124,10 @@ class Reconciler:
         self._scraper = Scraper(dependencies.client, dependencies.metrics, dependencies.exchanges)
         self._status = StatusWriter(dependencies.cluster, dependencies.turns)
         cluster, every_s = dependencies.cluster, dependencies.settings.resync_s
-        self._children = Children(cluster, dependencies.store, self._key, every_s)
+        roster, store = dependencies.roster, dependencies.store
+        self._children = Children(cluster, roster, store, self._key, every_s)
         self._failures = Failures(cluster, self._namespace, self._children.pods_label, every_s)
-        self._keys = ApiKeys(cluster, every_s)
+        self._keys = ApiKeys(cluster)
 
     def wake(self) -> None:
         self._wake.set()
@@ -185,7 +198,7 @@ class Reconciler:
         if service.unknown:
             await self._tell(meta, [events.left_out(service.unknown, service.generation)], now)
         try:
-            if not await self._is_there(service):
+            if not await self._is_there():
                 return math.inf
             observed = await self._observe(service, previous, now)
         except ClusterError as e:
@@ -224,6 +237,10 @@ class Reconciler:
         held = live.get("ConfigMap")
         if held and is_ours(service, held):
             self._take(held)
+        wanted = memory.runtime.replicas if memory.runtime else None
+        memory.rivalry = rival.after(
+            memory.rivalry, live.get("Deployment"), wanted, service.generation, now
+        )
         return Observed(
             live=live,
             pods=pods,
@@ -235,9 +252,12 @@ class Reconciler:
             accepted=dict(children.accepted),
             deleted=self._dependencies.store.lost(self._key, self.uid),
             unsaved_s=time.monotonic() - children.saved_s,
-            failed=await self._failures.newest(pods, now),
-            keys_problem=await self._keys.problem(service, time.monotonic()),
+            failed=await self._failures.newest(
+                pods, self._dependencies.store.num_gone(self._key), now
+            ),
+            keys_problem=await self._keys.problem(service, time.monotonic(), children.every_s),
             former=memory.pods,
+            rival=memory.rivalry.writer,
         )
 
     def _take(self, held: Object) -> None:
@@ -251,12 +271,11 @@ class Reconciler:
             # It is unknown if other replicas were wanted all the while since.
             memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
 
-    async def _is_there(self, service: InferenceService) -> bool:
+    async def _is_there(self) -> bool:
         """True unless the object itself is found to be gone; checked as often as its children."""
-        if not await self._children.sweep(service):
-            return True
-        itself = Ref(KIND, self._namespace, self._name)
-        return self.uid in await self._dependencies.cluster.uids(itself)
+        await self._children.sweep()
+        there = await self._dependencies.roster.listed(KIND, time.monotonic())
+        return not there.lacks(self._body)
 
     def _pods(self, now: float) -> tuple[Pod, ...]:
         pods = (pod_of(body, now) for body in self._dependencies.store.pods(self._key))

@@ -20,6 +20,8 @@ from sluice_core.model.sizing import (
 )
 from sluice_core.model.stored import INDEX, Weights, read_config, with_stored_dtype
 
+from .disk import Download
+
 ROOT_URI = "file:///models/"
 
 
@@ -27,7 +29,7 @@ ROOT_URI = "file:///models/"
 class ModelFacts:
     """Facts about a model before any pod. `weights_bytes`: in `dtype`, as it would run.
 
-    `commit`: the commit of a hub model's revision; "" elsewhere.
+    `commit`: the commit of a hub model's revision; "" elsewhere. `download`: of a hub's model.
     """
 
     shape: ModelShape
@@ -35,6 +37,22 @@ class ModelFacts:
     weights_bytes: int
     num_parameters: int
     commit: str = ""
+    download: Download = Download()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the weights in the checkpoint's files."""
+        return self.num_parameters * DTYPE_BYTES[self.shape.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The checkpoint is there and cannot be served; the message says why. `is_final`: by no engine,
+    for its Secret may not be used."""
+
+    message: str
+    is_final: bool = False
+    download: Download = Download()
 
 
 @dataclass(frozen=True, slots=True)

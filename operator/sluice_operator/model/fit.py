@@ -1,8 +1,9 @@
 """Decides if the model fits, before any pod exists. Pure: its numbers against the memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from sluice_core.bounded import count
 from sluice_core.model.sizing import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_BLOCK_SIZE,
@@ -20,25 +21,18 @@ from sluice_core.model.sizing import (
 from ..engines import FOREIGN
 from ..reasons import Reason
 from ..spec.service import EngineName, Spec
-from .checkpoint import ModelFacts, Unread
+from .checkpoint import ModelFacts, Refused, Unread
+from .disk import with_spare
 
 UNREAD_CAP = 4
 """The assumed ceiling of a model that cannot be read, until a pod has reported its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The checkpoint is there and cannot be served; the message says why. `is_final`: by no engine,
-    for its Secret may not be used."""
-
-    message: str
-    is_final: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """The answer for one object. `memory` and `checkpoint` are None if nothing could be read;
-    `is_pending`: it is not known yet."""
+    `is_pending`: it is not known yet. `disk_bytes`: of the node's disk, for a hub's model; 0 where
+    that is not known."""
 
     status: Literal["True", "False", "Unknown"]
     reason: Reason
@@ -46,9 +40,27 @@ class Fit:
     memory: MemoryPlan | None = None
     checkpoint: ModelFacts | None = None
     is_pending: bool = False
+    disk_bytes: int = 0
 
 
 def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
+    """Memory and disk for one pod."""
+    return replace(_judge(spec, found), disk_bytes=with_spare(_fetched_bytes(spec, found)))
+
+
+def _fetched_bytes(spec: Spec, found: ModelFacts | Unread | Refused) -> int:
+    """Bytes of weights that the pod fetches. Our worker takes only the files that the headers are
+    of; others take every safetensors file."""
+    if spec.model.repo is None or isinstance(found, Unread):
+        return 0
+    engine = FOREIGN.get(spec.engine.name)
+    if engine and engine.takes_gguf:
+        return found.download.gguf
+    stored = found.stored_bytes if isinstance(found, ModelFacts) else 0
+    return max(stored, found.download.tensors) if engine else stored
+
+
+def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     """The memory arithmetic of the design, section 5, for one pod. Another engine may serve what we
     cannot read or compute: then it decides."""
     engine = FOREIGN.get(spec.engine.name)
@@ -141,4 +153,4 @@ def _argument(spec: Spec, flag: str) -> str | None:
 
 def _number(spec: Spec, flag: str) -> int | None:
     given = _argument(spec, flag)
-    return int(given) if given and given.isdigit() else None
+    return count(given) or None

@@ -6,7 +6,7 @@ the server ignores Range. All requests of one reading share a deadline.
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import httpx
@@ -14,8 +14,10 @@ from sluice_core.errors import StartupError
 from sluice_core.hub import reference
 from sluice_core.hub.listing import Listing
 from sluice_core.hub.site import TIMEOUT_S, NoCertificates, Site, Transient, beginning
+from sluice_core.model.sizing import SizingError
 
-from .checkpoint import ModelFacts, Unread, examine
+from .checkpoint import ModelFacts, Refused, Unread, examine
+from .disk import Download, download_of
 
 MAX_FILES = 32
 """Headers of more files would take minutes; the index then tells the size."""
@@ -37,26 +39,26 @@ class HubSource:
     ends_s: float = field(default_factory=lambda: time.monotonic() + _DEADLINE_S, repr=False)
 
 
-def read(model: HubSource, dtype: str, *, on_cpu: bool) -> ModelFacts | Unread:
-    """Facts from `model`'s headers. Raises CheckpointError and SizingError, as `examine` does.
-
-    DownloadError if the hub says that the model is not there or may not be read.
-    """
-    named = reference.HubModel(model.repo, model.revision)
+def read(model: HubSource, dtype: str, *, on_cpu: bool) -> ModelFacts | Unread | Refused:
+    """Facts from `model`'s headers. Refused, with the size of its files if they are listed, if it
+    is not there, may not be read or cannot be served."""
+    named, download = reference.HubModel(model.repo, model.revision), Download()
     try:
         with Site(
             model.endpoint, named, model.token,
             advice=_ADVICE, proxy=model.proxy, watch=partial(_watch, model.ends_s),
         ) as site:  # fmt: skip
             files = _Files(site, model, site.listing())
-            return examine(files, dtype, files.listing.commit, on_cpu=on_cpu)
-    except (Transient, StartupError) as e:
+            download = download_of(files.listing.files.values())
+            facts = examine(files, dtype, files.listing.commit, on_cpu=on_cpu)
+            return replace(facts, download=download)
+    except (Transient, StartupError, SizingError) as e:
         if time.monotonic() >= model.ends_s:  # whatever caused the silence
             late = f"it took over {_DEADLINE_S:g} s"
             return Unread(f"{model.repo} cannot be read from {model.endpoint}: {late}")
-        if isinstance(e, StartupError) and not isinstance(e, NoCertificates):
-            raise
-        return Unread(f"{model.repo} cannot be read: {e.message}")
+        if isinstance(e, Transient | NoCertificates):
+            return Unread(f"{model.repo} cannot be read: {e.message}")
+        return Refused(str(e), download=download)
 
 
 def _watch(ends_s: float, request: httpx.Request) -> None:

@@ -16,8 +16,7 @@ from ..cluster.client import Cluster, Ref
 from ..settings import Settings
 from ..spec.service import InferenceService, Model
 from . import hub
-from .checkpoint import ModelFacts, Unread, read
-from .fit import Refused
+from .checkpoint import ModelFacts, Refused, Unread, read
 
 Found = ModelFacts | Unread | Refused
 

@@ -22,6 +22,7 @@ from sluice_core.contract import (
     decode,
     encode,
 )
+from sluice_core.words import clean
 
 from ..children.pod import ADMIN_PORT
 from ..cluster.address import in_url
@@ -30,7 +31,7 @@ from ..tuner.constants import BURST_MEMORY_S
 from ..tuner.evidence import clock_shift
 
 T = TypeVar("T")
-DEADLINE_S = 2.0
+DEADLINE_S, CONNECT_S = 2.0, 1.5
 MAX_OPEN = 64
 """Exchanges at once with the pods of all objects."""
 MAX_OPEN_OF_OBJECT = 8
@@ -54,7 +55,7 @@ class ScrapeError(Exception):
     """A pod did not answer as the contract says; `reason` is short and bounded, for a metric."""
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(clean(message))
         self.reason = reason
 
 
@@ -105,7 +106,8 @@ class Scrape:
 
 def bytes_of(tick: Tick) -> int:
     """Approximate memory of `tick` in bytes."""
-    num_entries = len(tick.ttft.sketch) + len(tick.itl.sketch) + len(tick.e2e.sketch)
+    sketches = tick.ttft.sketch, tick.itl.sketch, tick.e2e.sketch
+    num_entries = sum(map(len, sketches)) + len(tick.failed)
     return _TICK_BYTES + _ENTRY_BYTES * num_entries
 
 
@@ -205,6 +207,10 @@ class Scraper:
         try:
             async with self._client.stream(call.verb, target.url(call.path), **given) as response:
                 answer = await _capped(response, call.most)
+        except httpx.ConnectTimeout as e:
+            said = f"no connection to port {target.port} within {CONNECT_S:g} s"
+            why = "as where no NetworkPolicy lets the operator in"
+            raise ScrapeError("Timeout", f"{said}, {why}") from e
         except httpx.TimeoutException as e:
             raise ScrapeError("Timeout", f"{call.path}: {type(e).__name__}") from e
         except httpx.HTTPError as e:
@@ -228,7 +234,10 @@ def create_client() -> httpx.AsyncClient:
     """A client for pods only: no proxy from the environment, no redirects."""
     limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
     return httpx.AsyncClient(
-        trust_env=False, follow_redirects=False, limits=limits, timeout=DEADLINE_S
+        trust_env=False,
+        follow_redirects=False,
+        limits=limits,
+        timeout=httpx.Timeout(DEADLINE_S, connect=CONNECT_S),
     )
 
 

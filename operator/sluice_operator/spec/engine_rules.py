@@ -52,13 +52,42 @@ def _owned() -> dict[str, str]:
     return rules
 
 
-_FLAG = matches(
-    "--(" + "|".join(f"{flag}={value}" for flag, value in ENGINE_FLAGS.items()) + ")", "a"
-)
+def _once() -> str:
+    """CEL, at `engine`: our worker's flags are there once at most. Other engines have flags that
+    may be repeated, and their own word on the others."""
+    twice = (f"self.args.filter(a, a.startsWith('--{flag}=')).size() > 1" for flag in ENGINE_FLAGS)
+    return f"self.name != 'Sluice' || !has(self.args) || !({' || '.join(twice)})"
+
+
+_MOST = 65_536
+"""Characters in all. The Deployment holds them a second time, in an annotation with the pod's
+template; the API server takes 256 KiB of annotations."""
+_SIZES = {
+    "args": "self.args.map(a, a.size()).sum()",
+    "command": "self.command.map(a, a.size()).sum()",
+    "env": "self.env.map(e, has(e.value) ? e.value.size() : 0).sum()",
+}
+_KNOWN = " || ".join(f"a.startsWith('--{flag}=')" for flag in ENGINE_FLAGS)
+
+
+def _ours() -> dict[str, str]:
+    """A rule for each flag of our worker: one over all would cost more than the API server
+    allows."""
+    rules = {}
+    for flag, value in ENGINE_FLAGS.items():
+        fits = f"!a.startsWith('--{flag}=') || {matches(f'--{flag}={value}', 'a')}"
+        rule = f"self.name != 'Sluice' || !has(self.args) || self.args.all(a, {fits})"
+        rules[rule] = f"args: --{flag} must have a value that fits {value}"
+    return rules
+
+
 ENGINE_RULES: Final = {
-    f"self.name != 'Sluice' || !has(self.args) || self.args.all(a, {_FLAG})":
-        "args: each must be --FLAG=VALUE with a value that fits and FLAG one of "
-        + ", ".join(ENGINE_FLAGS),
+    f"self.name != 'Sluice' || !has(self.args) || self.args.all(a, {_KNOWN})":
+        "args: each must be --FLAG=VALUE and FLAG one of " + ", ".join(ENGINE_FLAGS),
+    **_ours(),
+    _once(): "args: must not give a flag twice",
+    f"{' + '.join(f'(has(self.{name}) ? {size} : 0)' for name, size in _SIZES.items())} <= {_MOST}":
+        f"args, command and env must have at most {_MOST} characters in all",
     "self.name != 'Sluice' || !has(self.env) || self.env.size() == 0":
         "env belongs to other engines than Sluice",
     **_owned(),

@@ -69,6 +69,7 @@ BYTES: Final = {
 MEMORY: Final = _quantity(
     BYTES, "1", "1024Ti", "must be bytes over zero and at most 1024Ti, such as 24Gi or 1500Mi"
 )
+_BODY: Final = _quantity(BYTES, "1Ki", "1Gi", "must be bytes from 1Ki to 1Gi, such as 4Mi or 64Mi")
 _CPU: Final = _quantity(
     {"": 1000, "m": 1}, "1m", "1024", "must be CPUs from 1m to 1024, such as 2 or 500m"
 )
@@ -134,6 +135,7 @@ TextOrEmpty = Annotated[
 """An empty one is read as None, as if the field were left out."""
 LabelValue = Annotated[str, Meta(min_length=0, max_length=63)]
 Bytes = Annotated[int, _of_quantity(MEMORY)]
+BodyBytes = Annotated[int, _of_quantity(_BODY)]
 MilliCpus = Annotated[int, _of_quantity(_CPU)]
 """CPUs in thousandths."""
 NumSeqs = Annotated[int, auto_or(1, MAX_NUM_SEQS)]

@@ -63,14 +63,14 @@ RULES: Final[dict[str, dict[str, str]]] = {
         f"self == '' || {_IMAGE}":
             "must be an image such as registry/worker:1.0, or with @sha256:...",
     },
-    "spec.engine.args": {
-        "self.all(a, !a.contains('=') || "
-        "self.exists_one(b, b.startsWith(a.split('=')[0] + '=')))": "must not give a flag twice",
-    },
     "spec.engine.env[].name": {
         matches("[A-Za-z_][A-Za-z0-9_]*"): "must be the name of a variable",
     },
     "spec.engine.healthPath": {matches("/[A-Za-z0-9._/-]*"): "must be a path such as /health"},
+    "spec.api.trustedProxies[]": {
+        "isCIDR(self) && cidr(self).masked() == cidr(self)":
+            "must be a network such as 10.0.0.0/8 or fd00::/8",
+    },
     "spec.hardware": {
         "self.accelerator != 'cpu' || !has(self.gpus) || self.gpus == 0":
             "gpus must be 0 or left out with accelerator cpu",

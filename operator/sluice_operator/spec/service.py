@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, convert, field, structs
 from sluice_core.contract import Overload, SchedulingPolicy
+from sluice_core.words import clean
 
 from .hardware import Hardware
 from .kinds import (
     MAX_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    BodyBytes,
     NumSeqs,
     Percentile,
     SpecObject,
@@ -45,7 +47,10 @@ Rollout = Literal["Surge", "Replace"]
 
 
 class SpecError(ValueError):
-    """The object says something that cannot be read."""
+    """The object says something that cannot be read; the message may quote it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clean(message))
 
 
 class SecretRef(SpecObject, frozen=True):
@@ -105,7 +110,9 @@ class Model(SpecObject, frozen=True):
         return self.uri.removeprefix("file://").rstrip("/") if self.scheme == "file" else None
 
 
-Argument = Annotated[str, Meta(min_length=1, max_length=253)]
+_LONGEST = 4096
+"""Characters of one argument or value: engines take whole JSON objects, of a kilobyte or two."""
+Argument = Annotated[str, Meta(min_length=1, max_length=_LONGEST)]
 
 
 class EnvVar(SpecObject, frozen=True):
@@ -116,7 +123,7 @@ class EnvVar(SpecObject, frozen=True):
     """
 
     name: Text
-    value: Annotated[str, Meta(min_length=0, max_length=1024)] = ""
+    value: Annotated[str, Meta(min_length=0, max_length=_LONGEST)] = ""
 
 
 class EngineSpec(SpecObject, frozen=True):
@@ -135,8 +142,8 @@ class EngineSpec(SpecObject, frozen=True):
     name: EngineName = "Sluice"
     image: TextOrEmpty | None = None
     command: Annotated[tuple[Argument, ...], Meta(max_length=16)] = ()
-    args: Annotated[tuple[Argument, ...], Meta(max_length=32)] = ()
-    env: Annotated[tuple[EnvVar, ...], Meta(max_length=32)] = ()
+    args: Annotated[tuple[Argument, ...], Meta(max_length=128)] = ()
+    env: Annotated[tuple[EnvVar, ...], Meta(max_length=128)] = ()
     port: Annotated[int, Meta(ge=1024, le=65535)] | None = None
     health_path: Text | None = None
 
@@ -264,6 +271,24 @@ class Drain(SpecObject, frozen=True, rename={"timeout_s": "timeout"}):
     timeout_s: Annotated[float, duration("1s", "1h", unit="s", default="60s")] = 60.0
 
 
+class Api(SpecObject, frozen=True):
+    """What clients find at the pods' door.
+
+    maxBodySize: Largest body of a request; left out, 4Mi, and 64Mi in front of another engine than
+      Sluice.
+    keepAliveTimeout: Time after which an idle connection is closed; left out, 620s. It must be
+      longer than a load balancer keeps its own.
+    trustedProxies: Networks of load balancers, such as 10.0.0.0/8, whose X-Forwarded-For says who
+      the client is.
+    """
+
+    max_body_bytes: BodyBytes | None = field(name="maxBodySize", default=None)
+    keep_alive_s: Annotated[float, duration("1s", "24h", unit="s")] | None = field(
+        name="keepAliveTimeout", default=None
+    )
+    trusted_proxies: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+
+
 class Spec(SpecObject, frozen=True, kw_only=True):
     """The wanted state.
 
@@ -280,6 +305,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     drain: What a leaving pod gets.
     apiKeySecretRef: Secret with key `keys`: the bearer keys of the API, one a line, read again when
       it changes; left out, the API is open to whom the network lets in.
+    api: What clients find at the pods' door.
     """
 
     model: Model
@@ -292,6 +318,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     rollout: Rollout = "Surge"
     drain: Drain = Drain()
     api_key_secret_ref: SecretRef | None = None
+    api: Api = Api()
 
     @property
     def scheduling_policy(self) -> SchedulingPolicy:

@@ -11,19 +11,20 @@ from typing import Any
 from sluice_core.contract import Evidence, RuntimeConfig
 from sluice_core.errors import timestamp
 from sluice_core.model.sizing import carried_sequences, overflow_share
+from sluice_core.words import clean, clean_all
 
 from ..children.manifests import selector
 from ..children.runtime import Runtime
 from ..cluster.observed import NODE_S, Object, Pod, Rollout, Trouble
 from ..model.fit import Fit
 from ..reasons import Foreign, Reason
-from ..spec.service import MAX_HISTORY, InferenceService
+from ..spec.service import API_VERSION, KIND, MAX_HISTORY, InferenceService
 from ..tuner import Condition, Decision, TargetVerdict
 from ..tuner.evidence import pooled
-from ..tuner.types import Move, ReplicaChange
+from ..tuner.types import Failures, Move, ReplicaChange
 from .usage import digits, step_times, work
 
-_MAX_MESSAGE = 2048
+_MAX_MESSAGE, _MAX_REASON = 2048, 1024
 _OF_THE_NODES = frozenset({"Unschedulable", "SchedulingGated"})
 """Troubles of a new pod that say nothing about what it runs."""
 _ENDED = frozenset({"Evicted", "Preempting", "Terminated"})
@@ -38,7 +39,7 @@ class Report:
     `decision` is None before there is a cap. `problems`: sentences on pods that did not answer.
     `is_withheld`: an edit waits for its model to be read, or for its keys. `keys_problem`: why the
     Secret of the API's keys is unusable, "" if it is usable. `failed`: why the newest failed pod
-    failed.
+    failed. `rival`: who keeps setting the Deployment's replicas, "" for nobody.
     """
 
     service: InferenceService
@@ -56,6 +57,12 @@ class Report:
     is_withheld: bool = False
     keys_problem: str = ""
     failed: Trouble | None = None
+    rival: str = ""
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether somebody else sets the replicas."""
+        return bool(self.rival) or self.service.spec.replicas is not None
 
     @property
     def drains(self) -> bool:
@@ -69,7 +76,8 @@ def num_serving(pods: Sequence[Pod]) -> int:
 
 
 def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
-    """The whole status of an object whose spec could be read."""
+    """The whole status of an object whose spec could be read. All of its texts are clean, also
+    those that others wrote into the object, its ConfigMap or a pod's report."""
     service, rollout, decision = report.service, report.rollout, report.decision
     parts = {
         "model": _model(report),
@@ -81,7 +89,7 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         # spec.slo may have been removed; then there is nothing to report about it.
         parts["slo"] = _slo(decision) if service.spec.slo.has_target else {}
         parts |= {"load": _load(report, decision, now), "pods": _pods(decision)}
-    return {
+    status: dict[str, Any] = {
         "observedGeneration": service.generation,
         "url": f"http://{service.name}.{service.namespace}.svc",
         "replicas": rollout.replicas,
@@ -90,6 +98,8 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         **{name: part for name, part in parts.items() if part},
         "conditions": _stamped(_conditions(report, now), previous, service.generation, now),
     }
+    cleaned: dict[str, Any] = clean_all(status)
+    return cleaned
 
 
 def fail(
@@ -151,8 +161,8 @@ def _stamped(
             {
                 "type": kind,
                 "status": status,
-                "reason": condition.reason,
-                "message": condition.message[:_MAX_MESSAGE],
+                "reason": clean(condition.reason, _MAX_REASON),
+                "message": clean(condition.message, _MAX_MESSAGE),
                 "lastTransitionTime": old["lastTransitionTime"] if unchanged else timestamp(now),
                 "observedGeneration": generation,
             }
@@ -177,7 +187,8 @@ def _tuned(report: Report) -> dict[str, Condition]:
     decision = report.decision
     if decision is None:
         unknown = Condition(None, Reason.NO_PODS, "no pod has reported yet")
-        return dict.fromkeys(("SLOMet", "SLOFeasible", "MetricsAvailable"), unknown)
+        kinds = ("SLOMet", "SLOFeasible", "MetricsAvailable", "RequestsSucceed")
+        return dict.fromkeys(kinds, unknown)
     metrics = decision.metrics
     if report.problems:
         said = "; ".join([metrics.message, *report.problems])
@@ -186,16 +197,23 @@ def _tuned(report: Report) -> dict[str, Condition]:
         "SLOMet": decision.slo_met,
         "SLOFeasible": decision.slo_feasible,
         "MetricsAvailable": metrics,
+        "RequestsSucceed": decision.succeed,
     }
 
 
 def _ready(report: Report) -> Condition:
-    """The Ready condition: True while a pod serves. Past troubles are reported as past."""
+    """The Ready condition: True while a pod serves, unless its engine fails all that it is asked.
+    Past troubles are reported as past."""
     trouble = _keys_trouble(report) or _first_trouble(report)
     if serving := num_serving(report.pods):
         told = trouble[1] if trouble else _last_restart(report.pods)
-        message = f"{serving} of {report.desired} pods serve"
-        return Condition(True, Reason.SERVING, "; ".join(filter(None, (message, told))))
+        message, failures = f"{serving} of {report.desired} pods serve", _if_all(report.decision)
+        if failures is not None:
+            # Without numbers: the status is written where its words change.
+            message += f", and each request fails: {', '.join(sorted(failures.by))}"
+        reason = Reason.SERVING if failures is None else Reason.REQUESTS_FAIL
+        message = "; ".join(filter(None, (message, told)))
+        return Condition(failures is None, reason, message)
     if report.fit.status == "False":
         return Condition(False, report.fit.reason, report.fit.message)
     if trouble:
@@ -203,13 +221,18 @@ def _ready(report: Report) -> Condition:
     if report.fit.is_pending and not (report.pods or report.rollout.observed):
         return Condition(False, Reason.READING_MODEL, report.fit.message)
     if report.desired == 0:
-        said = "spec.replicas is 0"
+        said = _taken(report) if report.rival else "spec.replicas is 0"
         if left := len(report.pods):
             return Condition(False, Reason.SCALING, f"{said}; pods left: {left}")
         return Condition(True, Reason.SCALED_TO_ZERO, said)
     failed = _sentence("one failed before", report.failed) if report.failed else ""
     message = f"none of {report.desired} pods is ready yet"
     return Condition(False, Reason.STARTING, "; ".join(filter(None, (message, failed))))
+
+
+def _if_all(decision: Decision | None) -> Failures | None:
+    """The failures, if nothing else comes of requests now."""
+    return decision.failures if decision is not None and decision.failures.is_all else None
 
 
 def _last_restart(pods: Sequence[Pod]) -> str:
@@ -263,7 +286,16 @@ def _of_deployment(report: Report) -> tuple[Reason | Foreign, str] | None:
 
 
 def _sentence(who: str, trouble: Trouble) -> str:
-    return f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+    said = f"{who}: {trouble.reason}: {trouble.message}".rstrip(": ")
+    advice = [field for lack, field in _MENDED_BY.items() if lack in trouble.message]
+    return "; ".join([said, *advice])
+
+
+_MENDED_BY = {
+    "must specify limits.memory": "spec.hardware.hostMemory sets it",
+    "Insufficient ephemeral-storage": "a claim in spec.model.cache.pvc takes its place",
+}
+"""By what Kubernetes lacks of a pod, the field that gives it."""
 
 
 def _stalled(report: Report, ready: Condition, now: float) -> Condition:
@@ -272,7 +304,8 @@ def _stalled(report: Report, ready: Condition, now: float) -> Condition:
         return Condition(True, report.fit.reason, report.fit.message)
     if ready.reason == Reason.KEYS_MISSING or (report.is_withheld and report.keys_problem):
         return Condition(True, Reason.KEYS_MISSING, report.keys_problem)
-    trouble = _stuck_rollout(report, now) if ready.holds else _stuck_start(report, now)
+    serves = ready.holds or num_serving(report.pods)
+    trouble = _stuck_rollout(report, now) if serves else _stuck_start(report, now)
     if trouble:
         return Condition(True, *trouble)
     return Condition(False, Reason.NOT_STALLED, "")
@@ -327,12 +360,25 @@ def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condit
     is_behind = not rollout.observed or rollout.updated < desired or rollout.outdated
     if is_behind or _serving_still(report):
         return _rolling_out(report)
-    if rollout.replicas != desired or rollout.ready < desired:
+    is_scaling = rollout.replicas != desired or rollout.ready < desired
+    if report.rival:
+        return Condition(is_scaling, Reason.REPLICAS_TAKEN, _taken(report))
+    if is_scaling:
         return Condition(True, Reason.SCALING, f"{rollout.ready} of {desired} pods are ready")
     if report.is_withheld:
         message = "the pods stay as they are until the model that is asked for can be read"
         return Condition(True, Reason.HEADERS_UNAVAILABLE, message)
     return Condition(False, Reason.SETTLED, "")
+
+
+def _taken(report: Report) -> str:
+    """The sentence on an HPA, say, that has the Deployment for its target."""
+    name = report.service.name
+    return (
+        f"{report.rival} sets the replicas of Deployment {name} to {report.desired} and keeps "
+        f"them: an HPA must name {API_VERSION} {KIND} {name} in its scaleTargetRef, not the "
+        "Deployment; the next edit of this object takes them back"
+    )
 
 
 def _serving_still(report: Report) -> int:
@@ -453,7 +499,7 @@ def _measured(configs: Sequence[RuntimeConfig]) -> dict[str, Any]:
 
 def _why(move: Move, now: int) -> dict[str, Any]:
     """The last pass's reason, and the change that it would make but may not."""
-    why = {"reason": move.reason, "message": move.message[:_MAX_MESSAGE]}
+    why = {"reason": move.reason, "message": clean(move.message, _MAX_MESSAGE)}
     return why if move.to == now else {**why, "proposed": move.to}
 
 
@@ -485,8 +531,7 @@ def _target(verdict: TargetVerdict) -> dict[str, Any]:
 
 def _scaling(report: Report) -> dict[str, Any]:
     decision, history = report.decision, report.runtime.past.scale_history
-    external = report.service.spec.replicas is not None
-    part: dict[str, Any] = {"replicasOwner": "External" if external else "Sluice"}
+    part: dict[str, Any] = {"replicasOwner": "External" if report.has_owner else "Sluice"}
     if decision is not None:
         part |= _why(decision.replicas_move, decision.replicas)
         part["desired"] = decision.desired_replicas
@@ -514,8 +559,15 @@ def _load(report: Report, decision: Decision, now: float) -> dict[str, Any]:
         "running": sum(config.running for config in report.configs),
         "waiting": sum(config.waiting.total for config in report.configs),
         **work(report.evidence, report.service.spec.slo.window_s, same_targets_s),
+        **_failed(decision.failures),
     }
     return {**part, "cause": decision.cause} if decision.cause != "none" else part
+
+
+def _failed(failures: Failures) -> dict[str, Any]:
+    if not failures.num:
+        return {}
+    return {"failed": dict(failures.by), "failedPercent": _percent(failures.share)}
 
 
 def _pods(decision: Decision) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_core.errors import timestamp
+from sluice_core.words import clean
 
 from ..children.manifests import digest
 from ..children.runtime import Runtime
@@ -15,22 +16,26 @@ from ..spec.service import API_VERSION, KIND
 from ..tuner import Decision
 from .compose import milliseconds
 
-_MAX_MESSAGE = 1024
-"""Characters: the API server's own limit."""
+_MAX_MESSAGE, _MAX_REASON = 1024, 128
+"""Characters: the API server's own limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One event to post. `key`: two with the same key are one, also across restarts."""
+    """One event to post, and to log. `key`: two with the same key are one, also across restarts."""
 
     warning: bool
     reason: Reason | Foreign
     message: str
     key: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", clean(self.message, _MAX_MESSAGE))
+
 
 _GOOD = {
     "ModelFits": "True",
+    "RequestsSucceed": "True",
     "Ready": "True",
     "Stalled": "False",
     "SLOMet": "True",
@@ -48,8 +53,8 @@ _QUIET = frozenset(
     }
 )
 """Reasons of normal operation, which need no event."""
-_WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE})
-"""Reasons for which `Reconciling` may stay true for good, until somebody acts."""
+_WAITS = frozenset({Reason.NO_ROOM_TO_SURGE, Reason.HEADERS_UNAVAILABLE, Reason.REPLICAS_TAKEN})
+"""Reasons of `Reconciling` that may last for good, until somebody acts."""
 
 
 def of_pods(before: Mapping[str, Pod], pods: Sequence[Pod]) -> Iterator[Notice]:
@@ -100,7 +105,8 @@ def _when(entry: Object) -> str:
     """Time of the transition. A share near the allowed one crosses it again and again, so each
     direction is reported once in ten minutes."""
     at: str = entry["lastTransitionTime"]
-    return at[: len("2006-01-02T15:0")] if entry["type"] == "SLOMet" else at
+    is_share = entry["type"] in ("SLOMet", "RequestsSucceed")
+    return at[: len("2006-01-02T15:0")] if is_share else at
 
 
 def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
@@ -152,8 +158,8 @@ def manifest(meta: Object, notice: Notice, now: float) -> dict[str, Any]:
             "uid": meta["uid"],
         },
         "type": "Warning" if notice.warning else "Normal",
-        "reason": notice.reason,
-        "message": notice.message[:_MAX_MESSAGE],
+        "reason": clean(notice.reason, _MAX_REASON),
+        "message": notice.message,
         "source": {"component": FIELD_MANAGER},
         "reportingComponent": FIELD_MANAGER,
         "reportingInstance": FIELD_MANAGER,

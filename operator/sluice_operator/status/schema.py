@@ -164,6 +164,14 @@ STATUS = group(
         tokens=say(COUNT, "Tokens generated in the window, by the pods that serve."),
         promptTokens=say(COUNT, "Prompt tokens that they computed in it."),
         finished=say(COUNT, "Requests that they finished in it."),
+        failed={
+            "description": "Requests that the engines failed in the window, by the status that "
+            "they answered; cut: an answer without its end; died: a connection that broke in front "
+            "of it.",
+            "type": "object",
+            "additionalProperties": COUNT,
+        },
+        failedPercent=say(TEXT, "Share of the requests that ended in the window."),
         podSeconds=say(COUNT, "Seconds that they served of it, summed over them."),
         busyPercent=say(TEXT, "Of these, in engine steps."),
         misses=group(
@@ -188,7 +196,7 @@ STATUS = group(
     ),
     conditions={
         "description": "Ready, Reconciling, Stalled, ModelFits, SLOMet, SLOFeasible, "
-        "MetricsAvailable.",
+        "MetricsAvailable, RequestsSucceed.",
         "type": "array",
         "maxItems": 16,
         "x-kubernetes-list-type": "map",

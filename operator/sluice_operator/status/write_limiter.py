@@ -33,7 +33,7 @@ MEASURED: Mapping[str, Any] = {
     "load": None,
 }
 """Fields of `status` that move with traffic alone; None: all of it. All others are acted on."""
-_MEASURED_MESSAGES = frozenset({"SLOMet", "SLOFeasible", "MetricsAvailable"})
+_MEASURED_MESSAGES = frozenset({"SLOMet", "SLOFeasible", "MetricsAvailable", "RequestsSucceed"})
 """Conditions whose words hold measured numbers; their status and reason are acted on."""
 
 

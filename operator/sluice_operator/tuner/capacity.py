@@ -4,11 +4,12 @@ Capacity comes from the step model, corrected by the measured speed of full pods
 will come, the cap rises for the load at the expense of the gaps.
 
 Some engines fix the token budget of a step at their start, so a new one restarts the pods. The
-first is taken as soon as it is known, a better one at most once a day.
+first is taken once it has settled (`ChunkTrial`), a better one at most once a day.
 """
 
 from math import ceil
 
+from msgspec import structs
 from sluice_core.contract import TICK_SECONDS
 from sluice_core.latency import StepTime
 
@@ -18,7 +19,7 @@ from .context import Context, effective_cap
 from .demand import Capacity, Demand, OfferedLoad
 from .evidence import recent
 from .model import allowed_chunk
-from .types import ChunkBudget, ChunkLimits, Condition, LoadedCap
+from .types import ChunkBudget, ChunkLimits, ChunkTrial, Condition, LoadedCap
 
 
 def pod_capacity(context: Context, bound: Bound) -> Capacity | None:
@@ -184,24 +185,50 @@ def proposed_chunk(context: Context) -> int | None:
     return allowed_chunk(context.model.law, context.seen.targets, ran, limits)
 
 
-def next_budget(context: Context) -> ChunkBudget | None:
-    """The budget for the pods' engines: the kept one, or a better one that the model allows now.
-    None while their own will do. It is kept for one model, device, target and limits."""
-    seen, known = context.seen, context.past.chunk_budget
+def next_budget(context: Context) -> tuple[ChunkBudget | None, ChunkTrial | None]:
+    """The budget for the pods' engines: the kept one, or a better one that the model has allowed
+    for long enough; and what is on trial for that. None while their own will do. It is kept for one
+    model, device, target and limits."""
+    seen, known, trial = context.seen, context.past.chunk_budget, context.past.chunk_trial
     limits = seen.limits.chunk
     if limits is None:
-        return None
+        return None, None
     key = f"{limits.key}|{seen.targets.itl_ms}"
     if known is not None and (known.key != key or not limits.least <= known.tokens <= limits.most):
         known = None
+    if trial is not None and trial.key != key:
+        trial = None
+    if not limits.may_roll or seen.targets.mode == "Advisory":
+        return known, None
     allowed = proposed_chunk(context) if context.fixed_chunk else None
-    if allowed is None or not limits.may_roll or seen.targets.mode == "Advisory":
-        return known
-    tokens = known.tokens if known else running_budget(context)
-    small, large = sorted((tokens, allowed))
-    if large < k.CHUNK_DIFFERS * small or known and not _may_replace(known, allowed, context):
-        return known
-    return ChunkBudget(allowed, seen.now, key)
+    if allowed is None:
+        return known, trial
+    is_alike = _are_alike(known.tokens if known else running_budget(context), allowed)
+    if is_alike or known and not _may_replace(known, allowed, context):
+        return known, trial and structs.replace(trial, num=0)
+    least = min(allowed, trial.tokens) if trial else allowed
+    trial = _tried(trial, allowed, context, key)
+    if trial.num < k.CHUNK_TICKS and trial.total < k.CHUNK_TICKS_MOST:
+        return known, trial
+    return ChunkBudget(least, seen.now, key), None
+
+
+def _tried(trial: ChunkTrial | None, allowed: int, context: Context, key: str) -> ChunkTrial:
+    """The trial with this proposal, if it is of a new tick and requests ran. A model of nothing new
+    proposes the same for ever."""
+    now = context.seen.now
+    if trial is None:
+        return ChunkTrial(allowed, 1, 1, now, key)
+    if now - trial.at_s < TICK_SECONDS or not any(t.max_running for t in context.recent_ticks):
+        return trial
+    is_alike = _are_alike(trial.tokens, allowed)
+    tokens, num = (trial.tokens, trial.num + 1) if is_alike else (allowed, 1)
+    return ChunkTrial(tokens, num, trial.total + 1, now, key)
+
+
+def _are_alike(tokens: int, other: int) -> bool:
+    small, large = sorted((tokens, other))
+    return large < k.CHUNK_DIFFERS * small
 
 
 def _may_replace(known: ChunkBudget, allowed: int, context: Context) -> bool:

@@ -31,6 +31,8 @@ def metrics_available(context: Context) -> Condition:
 
 def feasible(context: Context, demand: Demand) -> Condition:
     """SLOFeasible: this hardware can hold the targets at all."""
+    if context.failures.is_all:
+        return _untold(context)
     if context.gaps_breached:
         return _inter_token_feasible(context)
     if context.verdict("interTokenLatency") == "Breach":
@@ -42,6 +44,21 @@ def feasible(context: Context, demand: Demand) -> Condition:
             "which half the cap would not have held"
         )
         return Condition(True, Reason.INTERFERENCE, message)
+    if (alone := _alone_too_late(context, demand)) is not None:
+        return _untold(context) if context.failures.are_many else alone
+    if not context.epoch:
+        return Condition(None, Reason.NO_EVIDENCE, f"epoch {context.seen.epoch}: no evidence yet")
+    return Condition(True, Reason.FEASIBLE, "no target is out of reach by the evidence")
+
+
+def _untold(context: Context) -> Condition:
+    """What failed may have been late before, and a faster device would not mend it."""
+    message = f"{context.failures.sentence}, which tells nothing of this hardware's speed"
+    return Condition(None, Reason.REQUESTS_FAIL, message)
+
+
+def _alone_too_late(context: Context, demand: Demand) -> Condition | None:
+    """The condition if one request alone takes longer than a target; None if none does."""
     # More pods help prefills that queue behind each other, not one that alone takes too long.
     enough_pods = demand.arrivals.is_known and demand.needed <= context.fleet.num_ready
     if (
@@ -61,9 +78,7 @@ def feasible(context: Context, demand: Demand) -> Condition:
             "answers, a faster device or a looser target are needed"
         )
         return Condition(False, Reason.END_TO_END_INFEASIBLE, message)
-    if not context.epoch:
-        return Condition(None, Reason.NO_EVIDENCE, f"epoch {context.seen.epoch}: no evidence yet")
-    return Condition(True, Reason.FEASIBLE, "no target is out of reach by the evidence")
+    return None
 
 
 def _prefill_interferes(context: Context) -> Condition:
@@ -131,29 +146,61 @@ def _inter_token_feasible(context: Context) -> Condition:
     return Condition(False, Reason.INTER_TOKEN_LATENCY_INFEASIBLE, message + need)
 
 
+def requests_succeed(context: Context) -> Condition:
+    """RequestsSucceed: hardly a request fails."""
+    failures = context.failures
+    if not failures.ended:
+        return Condition(None, Reason.NO_TRAFFIC, "no request has ended in the window")
+    message = f"{failures.sentence} in {context.seen.targets.window_s:g} s"
+    if failures.are_many:
+        return Condition(False, Reason.REQUESTS_FAIL, message)
+    return Condition(True, Reason.REQUESTS_SUCCEED, message)
+
+
 def slo_met(context: Context, demand: Demand, replicas: Move) -> Condition:
     """SLOMet: every target holds over its window, among all arrivals."""
     judged = [verdict for verdict in context.verdicts.values() if verdict.n]
     if not context.verdicts:
         return Condition(None, Reason.NO_TARGETS, "spec.slo has no target")
-    if not judged and context.fleet.majority_silent:
-        return Condition(None, Reason.MAJORITY_SILENT, metrics_available(context).message)
-    if not judged:
-        return Condition(None, Reason.NO_TRAFFIC, "no traffic in the window")
+    if not judged and not context.failures.num:
+        return _unjudged(context)
     missed = [verdict for verdict in judged if verdict.over > verdict.allowed_share * verdict.n]
+    fails = _fails_the_promise(context)
     parts = [
         f"{v.target} over {v.target_ms:g} ms in {v.over} of {v.n} ({v.over_share:.2%})"
         for v in missed or judged
     ]
+    if context.failures.num:
+        parts.insert(0 if fails else len(parts), context.failures.sentence)
     allowed = (
         f"allowed {context.seen.targets.allowed_share:.2%} of {context.seen.targets.window_s:g} s"
     )
     message = f"{'; '.join(parts)}; {allowed}"
+    if fails:
+        return Condition(False, Reason.REQUESTS_FAIL, message)
     if not missed:
         return Condition(True, Reason.TARGETS_HOLD, message)
     if replicas.reason == Reason.AT_MAX_REPLICAS or _at_the_maximum(context, demand):
         return Condition(False, Reason.AT_MAX_REPLICAS, f"{message}; {replicas.message}")
     return Condition(False, Reason.TARGET_MISSED, message)
+
+
+def _unjudged(context: Context) -> Condition:
+    if context.fleet.majority_silent:
+        return Condition(None, Reason.MAJORITY_SILENT, metrics_available(context).message)
+    return Condition(None, Reason.NO_TRAFFIC, "no traffic in the window")
+
+
+def _fails_the_promise(context: Context) -> bool:
+    """True if the requests that failed break the promise: alone, or because a target that holds
+    for the others does not with them. Gaps are not requests, so no failure adds to theirs."""
+    failures, allowed = context.failures, context.seen.targets.allowed_share
+    held = [
+        verdict.over_share
+        for name, verdict in context.verdicts.items()
+        if name != "interTokenLatency" and verdict.over_share <= allowed
+    ]
+    return failures.share + max(held, default=0.0) > allowed if failures.num else False
 
 
 def _at_the_maximum(context: Context, demand: Demand) -> bool:

@@ -52,6 +52,20 @@ RUNS_FROM_WHOLE: Final = 8
 USED_SHARE: Final = AT_CAP_SHARE
 """A cap is used if running reached this share of it (design)."""
 
+# Failed requests.
+FAILED_SHARE: Final = 0.01
+"""Share of the requests that may fail before `RequestsSucceed` says so, or what the percentile lets
+be late, if that is less: more failures alone break a P99. Looser percentiles are about speed; an
+answer that never comes is not a slow one."""
+ALL_FAILED_TICKS: Final = 30
+"""A minute without one that finished: the engine serves nothing. One that serves one request in
+twenty, of two a second, has such a minute about once an hour."""
+ALL_FAILED: Final = 10
+"""... and so many failed in it. Fewer may be an odd request and its client's retries: openai's
+client sends two."""
+MAX_KINDS: Final = 8
+"""Kinds of failures that a sentence tells."""
+
 # Model.
 MIN_MODEL_RECORDS: Final = 30
 """A step model with fewer records proposes nothing; four coefficients need several times as
@@ -149,6 +163,11 @@ MIN_BUDGET: Final = 64
 CHUNK_DIFFERS: Final = 1.5
 """A new token budget restarts the pods: it must be half as much again, or two thirds. Budgets are
 2**n and 3 * 2**n, so a fit that wavers between two neighbours of 1.33 changes nothing."""
+CHUNK_TICKS: Final = 150
+"""A token budget has settled once so many ticks with requests, five minutes, proposed alike, to
+less than CHUNK_DIFFERS. The first model is of seconds, in which an engine may still compile."""
+CHUNK_TICKS_MOST: Final = 1800
+"""... and is taken after an hour of them, however they differ: the load may never be steady."""
 CHUNK_KEPT_S: Final = 86_400.0
 """A token budget is replaced at most once a day (design)."""
 

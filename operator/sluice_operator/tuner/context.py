@@ -24,8 +24,8 @@ from .evidence import (
 from .interference import far_ms
 from .model import calibration, corrected, step_time
 from .tick_sums import TickWindow
-from .types import Cause, Observation, Past, TargetName, TargetVerdict, Verdict
-from .verdicts import READERS, FixedChunk, is_breached, judge
+from .types import Cause, Failures, Observation, Past, TargetName, TargetVerdict, Verdict
+from .verdicts import READERS, FixedChunk, is_breached, judge, read_failures
 
 FIRST_TOKENS = READERS["timeToFirstToken"]
 
@@ -53,6 +53,7 @@ class Context:
     window: TickWindow
     epoch: TickWindow
     verdicts: dict[TargetName, TargetVerdict]
+    failures: Failures
     work: Workload
     model: StepTime | None
     fixed_chunk: FixedChunk | None
@@ -136,6 +137,7 @@ def build_case(past: Past, seen: Observation) -> Context:
         window=window,
         epoch=epoch,
         verdicts=verdicts,
+        failures=read_failures(window, promised, since_s, seen.targets),
         work=work,
         model=model,
         fixed_chunk=fixed_chunk,

@@ -8,7 +8,14 @@ from sluice_core.contract import Tick
 from ..reasons import Reason
 from .capacity import next_budget, proposed_chunk, read_load, remember_load
 from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
-from .conditions import feasible, limited_by, metrics_available, slo_met, told
+from .conditions import (
+    feasible,
+    limited_by,
+    metrics_available,
+    requests_succeed,
+    slo_met,
+    told,
+)
 from .context import Context, build_case
 from .demand import Demand
 from .evidence import num_begun
@@ -39,12 +46,12 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     bound = raise_bound(context)
     demand = measure_demand(context, bound)
     metrics, can_hold = metrics_available(context), feasible(context, demand)
-    if metrics.holds:
+    if (why := _nothing_to_go_by(context, metrics)) is not None:
+        cap, replicas = _held(context, *why)
+        past = wanting_none(past)  # nobody has seen for how long it was wanted
+    else:
         cap = cap_move(context, can_hold, bound, read_load(context, demand, can_hold))
         past, replicas = replicas_move(context, demand, cap, bound, can_hold)
-    else:
-        cap, replicas = _held(context, metrics)
-        past = wanting_none(past)  # nobody has seen for how long it was wanted
     decision = _decision(context, demand, bound, cap, replicas, metrics, can_hold)
     return _remember(past, context, demand, decision), decision
 
@@ -55,11 +62,20 @@ def _done(move: Move, now: int, context: Context) -> int:
     return move.to if is_done else now
 
 
-def _held(context: Context, metrics: Condition) -> tuple[Move, Move]:
-    """Without metrics only the limits are kept: they need no evidence."""
-    why = Reason.METRICS_UNAVAILABLE, metrics.message
-    cap = bounded_cap(context) or Move(context.seen.cap, *why)
-    return cap, given_replicas(context) or Move(context.seen.replicas, *why)
+def _nothing_to_go_by(context: Context, metrics: Condition) -> tuple[Reason, str] | None:
+    """Why nothing is decided: too few pods report, or no request ends well. None without a
+    reason."""
+    if not metrics.holds:
+        return Reason.METRICS_UNAVAILABLE, metrics.message
+    if context.failures.is_all:
+        return Reason.REQUESTS_FAIL, f"{context.failures.sentence}; none ends well now"
+    return None
+
+
+def _held(context: Context, reason: Reason, message: str) -> tuple[Move, Move]:
+    """Only the limits are kept: they need no evidence."""
+    cap = bounded_cap(context) or Move(context.seen.cap, reason, message)
+    return cap, given_replicas(context) or Move(context.seen.replicas, reason, message)
 
 
 def _until(now: float, past: Past) -> Past:
@@ -74,11 +90,13 @@ def _until(now: float, past: Past) -> Past:
         return msgspec.structs.replace(change, **times)
 
     last, loaded, budget = past.last_change, past.loaded_cap, past.chunk_budget
+    trial = past.chunk_trial
     return msgspec.structs.replace(
         changed(past, "targets_since_s", "scale_out_since_s", "scale_in_since_s"),
         breached_caps=tuple(changed(known, "time_s") for known in past.breached_caps),
         loaded_cap=loaded and changed(loaded, "time_s"),
         chunk_budget=budget and changed(budget, "time_s"),
+        chunk_trial=trial and changed(trial, "at_s"),
         last_change=last and changed(last, "time_s"),
         scale_history=tuple(changed(c, "time_s", "settled_s") for c in past.scale_history),
     )
@@ -106,7 +124,8 @@ def _remember(past: Past, context: Context, demand: Demand, decision: Decision) 
         past = msgspec.structs.replace(past, last_change=change)
     if decision.replicas != seen.replicas:
         past = record_scale(past, context, demand, decision.replicas_move)
-    return msgspec.structs.replace(past, chunk_budget=next_budget(context))
+    budget, trial = next_budget(context)
+    return msgspec.structs.replace(past, chunk_budget=budget, chunk_trial=trial)
 
 
 def _decision(
@@ -132,6 +151,8 @@ def _decision(
         slo_met=slo_met(context, demand, replicas),
         slo_feasible=told(can_hold),
         metrics=metrics,
+        succeed=requests_succeed(context),
+        failures=context.failures,
         predicted_cap=context.predicted_cap,
         limited_by=limited_by(context, bound),
         desired_replicas=demand.needed,
@@ -147,14 +168,15 @@ def _decision(
 
 
 def _quality(context: Context) -> tuple[int, int, int]:
-    """Requests of the window: ended, good, smooth. Ended are those that finished, were refused or
-    stayed unserved past the target."""
+    """Requests of the window: ended, good, smooth. Ended are those that finished, failed, were
+    refused or stayed unserved past the target; a failed one may have been late before."""
     window = context.window
     good, smooth = window.total(_well)
     finished, refused = window.total(_ended)
     decided, over = window.total(_decided)
     begun, _ = window.total(_begun)
-    return finished + max(refused, min(decided - begun, over)), good, smooth
+    unserved = refused + context.failures.num
+    return finished + max(unserved, min(decided - begun, over)), good, smooth
 
 
 def _well(tick: Tick) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def given_replicas(context: Context) -> Move | None:
     """The move that needs no evidence: an outside owner's replicas, or back within the limits."""
     limits, replicas = context.seen.limits, context.seen.replicas
     if limits.replicas_external:
-        return Move(replicas, Reason.REPLICAS_EXTERNAL, "spec.replicas has an outside owner")
+        return Move(replicas, Reason.REPLICAS_EXTERNAL, "the replicas have an outside owner")
     within = limits.bound_replicas(replicas)
     if within == replicas:
         return None

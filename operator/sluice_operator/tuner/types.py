@@ -12,7 +12,7 @@ from msgspec import Struct
 from sluice_core.contract import Evidence, Overload, RuntimeConfig
 
 from ..reasons import Foreign, Reason
-from .constants import MIN_BUDGET
+from .constants import MAX_KINDS, MIN_BUDGET
 
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
@@ -157,6 +157,17 @@ class ChunkBudget(Struct, frozen=True):
     key: str
 
 
+class ChunkTrial(Struct, frozen=True):
+    """A budget that is proposed, until it has settled. `num`: ticks in a row that proposed about
+    `tokens`; `total`: all ticks that proposed another budget than the pods'; `at_s`: the last."""
+
+    tokens: int
+    num: int
+    total: int
+    at_s: float
+    key: str
+
+
 class CapChange(Struct, frozen=True):
     """The last change of the cap. `epoch` is the one that this change opened."""
 
@@ -198,6 +209,7 @@ class Past(Struct, frozen=True):
     cold_start_s: float | None = None
     loaded_cap: LoadedCap | None = None
     chunk_budget: ChunkBudget | None = None
+    chunk_trial: ChunkTrial | None = None
 
     @property
     def last_scale(self) -> ReplicaChange | None:
@@ -235,6 +247,44 @@ class TargetVerdict:
     far_at_cap: int = 0
     cap_breached: bool = False
     in_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Requests that the engines failed. `ended`: in the window, those that finished and `num` that
+    failed, `by` as in `contract.Failures`. `pod`: of several, the only one that failed any, or "".
+    `allowed_share`: up to which they may fail. `is_all`: nothing has finished of late, and enough
+    has failed to tell that nothing is served.
+    """
+
+    ended: int
+    by: Mapping[str, int]
+    allowed_share: float
+    pod: str = ""
+    is_all: bool = False
+
+    @property
+    def num(self) -> int:
+        return sum(self.by.values())
+
+    @property
+    def share(self) -> float:
+        """Of those that ended."""
+        return self.num / self.ended if self.ended else 0.0
+
+    @property
+    def are_many(self) -> bool:
+        """More than may fail."""
+        return self.share > self.allowed_share
+
+    @property
+    def sentence(self) -> str:
+        """How many failed, how, and where; the most frequent kinds first."""
+        kinds = sorted(self.by.items(), key=lambda item: (-item[1], item[0]))[:MAX_KINDS]
+        told = ", ".join(f"{kind} ({num})" for kind, num in kinds)
+        where = f"; all of them in pod {self.pod}" if self.pod else ""
+        failed = f"{self.num} of {self.ended} requests failed"
+        return f"{failed}: {told}{where}" if told else failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +328,8 @@ class Decision:
     slo_met: Condition
     slo_feasible: Condition
     metrics: Condition
+    succeed: Condition
+    failures: Failures
     predicted_cap: int | None
     limited_by: LimitedBy | None
     desired_replicas: int

@@ -1,6 +1,8 @@
-"""Judges each target: the promise over the window, and the evidence of this epoch."""
+"""Judges each target: the promise over the window, and the evidence of this epoch. Failed requests
+are no evidence of speed, and are counted apart."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -11,8 +13,9 @@ from sluice_core.contract import TICK_SECONDS, Tick
 from . import constants as k
 from . import interference
 from .detect import Moments, Series, design_effect, headroom
+from .evidence import Accepts, HeardPod
 from .tick_sums import Reading, TickSlice, TickWindow, add_up, series_of
-from .types import TargetName, Targets, TargetVerdict, Verdict
+from .types import Failures, TargetName, Targets, TargetVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,3 +293,50 @@ def _verifiable(needed: int, n: int, num_spans: int) -> bool:
     """True if `needed` samples come in within `VERIFIABLE_S` at the window's rate."""
     per_second = n / (num_spans * TICK_SECONDS) if num_spans else 0.0
     return needed <= per_second * k.VERIFIABLE_S
+
+
+def read_failures(
+    window: TickWindow, pods: Sequence[HeardPod], since_s: float, targets: Targets
+) -> Failures:
+    """Requests that the engines failed in `window`, the ticks of `pods` since `since_s`."""
+    finished, _ = window.total(_finished_and_failed)
+    by = window.joined(_sum, _kinds)
+    return Failures(
+        ended=finished + sum(by.values()),
+        by=by,
+        allowed_share=min(k.FAILED_SHARE, targets.allowed_share),
+        pod=_only_pod(pods, since_s) if by and len(pods) > 1 else "",
+        is_all=_are_all(window),
+    )
+
+
+def _finished_and_failed(tick: Tick) -> tuple[int, int]:
+    return tick.finished, sum(tick.failed.values())
+
+
+def _kinds(parts: Sequence[TickSlice]) -> dict[str, int]:
+    return _sum(tick.failed for part in parts for tick in part)
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for counted in counts:
+        total.update(counted)
+    return dict(+total)
+
+
+def _only_pod(pods: Sequence[HeardPod], since_s: float) -> str:
+    """The only one of `pods` that has failed any, or ""."""
+    accepts = Accepts(since_s)
+    failing = [pod.view.name for pod in pods if any(tick.failed for tick in accepts.of(pod))]
+    return failing[0] if len(failing) == 1 else ""
+
+
+def _are_all(window: TickWindow) -> bool:
+    """True if enough failed since one finished, which is a minute ago or not in the window."""
+    num_failed = 0
+    for age, part in enumerate(reversed(window.parts)):
+        if any(tick.finished for tick in part):
+            return age >= k.ALL_FAILED_TICKS and num_failed >= k.ALL_FAILED
+        num_failed += sum(_finished_and_failed(tick)[1] for tick in part)
+    return num_failed >= k.ALL_FAILED

@@ -27,15 +27,18 @@ MODEL = StepModel(a=4.0, b=0.5, c=0.001, d=0.05, n=2000, resid_q=1.3)
 MEMORY = MemoryReport({"weights_bytes": 100}, {"kv_cache_bytes": 4096 * 2048}, 4096)
 
 
-def service_under_traffic(sigma: float = 60.0, **spec: Any) -> dict[str, Any]:
-    """As the API server holds it. In each tick 4 requests of 50 + 30 tokens; one of 40 is late."""
+def service_under_traffic(
+    sigma: float = 60.0, failed: dict[str, int] | None = None, **spec: Any
+) -> dict[str, Any]:
+    """As the API server holds it. In each tick 4 requests of 50 + 30 tokens; one of 40 is late.
+    `failed`: beside them, in each tick."""
     service = create_service(**spec)
     ticks = [
         create_tick(
             seq, arrivals=4, finished=4, good=4, smooth=3, steps=100, decodes=115,
             prefill_tokens=200, generated_tokens=120, busy_s=1.0, running=2, max_running=4,
             ttft=FirstTokens(4, int(seq % 10 == 0), Causes(cap=int(seq % 10 == 0)), {200: 4}),
-            itl=TokenGaps(116, 0, sketch={100: 116}),
+            itl=TokenGaps(116, 0, sketch={100: 116}), failed=failed or {},
         )
         for seq in range(1, NUM_TICKS + 1)
     ]  # fmt: skip

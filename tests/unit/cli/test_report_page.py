@@ -167,3 +167,14 @@ def test_fields_that_are_not_there_are_dashes() -> None:
     assert [rows[0][1], rows[0][-1]] == ["-", "-"]
     assert rows[1][-4:] == ["-", "-", "-", "-"]
     assert "busy - %" in said
+
+
+def test_failed_requests_are_told_by_how_and_instead_of_advice_on_speed() -> None:
+    assert "Failed requests: none." in report.as_text(build(service_under_traffic()))
+    found = build(service_under_traffic(failed={"500": 2, "cut": 1}))
+    assert found["failed"] == {"500": 120, "cut": 60}
+    said = report.as_text(found)
+    assert "Failed requests: 120 500, 60 cut (42.9 %)." in said
+    (advised,) = found["advice"]
+    assert advised.startswith("Engine: 180 of 420 requests failed: 500 (120), cut (60) in 600 s.")
+    assert not advice(service_under_traffic(), "Engine")

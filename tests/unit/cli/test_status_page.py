@@ -133,3 +133,10 @@ def test_a_status_of_another_shape_is_one_sentence_and_code_2(
     assert told.out == ""
     assert told.err.startswith(f"sluice {command}: its status is of another version: ")
     assert told.err.count("\n") == 1
+
+
+def test_failed_requests_are_told_by_how() -> None:
+    said = describe(service_under_traffic(failed={"500": 1}), ())
+    assert "failed requests: 60 500 (20 %)" in said
+    assert "RequestsSucceed=False (RequestsFail)" in said
+    assert "failed requests" not in describe(service_under_traffic(), ())

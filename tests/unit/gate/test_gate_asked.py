@@ -1,18 +1,26 @@
 """A request to a foreign engine: how many sequences, how large, how urgent, what is refused."""
 
+import gzip
 import json
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_core.errors import RequestError
+from sluice_core.errors import BodyTooLarge, RequestError
 from sluice_core.work import Deadlines
-from sluice_gate.asked import GENERATING, Asked, TokenSize, read
+from sluice_gate.asked import MAX_SEQUENCES, PICTURE_BYTES, Asked, Door, TokenSize, read
+from sluice_gate.operations import OPERATIONS
+
+DOOR = Door("vllm", None, 1 << 20)
+OLLAMA = Door("ollama", "m", 1 << 20)
 
 
-def asked(path: str, engine: str = "vllm", **fields: Any) -> Asked:
-    return read(path, json.dumps(fields).encode(), {}, engine)
+def asked(path: str, door: Door = DOOR, **fields: Any) -> Asked:
+    return read(door, path, json.dumps(fields, ensure_ascii=False).encode(), {})
 
 
 def places(got: Asked) -> int:
@@ -29,8 +37,7 @@ def places(got: Asked) -> int:
         ("/v1/completions", {"prompt": [[1], [2, 3]]}, (4, 8)),
         ("/v1/completions", {"prompt": []}, (0,)),
         ("/v1/completions", {}, (0,)),
-        ("/v1/responses", {"input": "abc"}, (3,)),
-        ("/v1/responses", {"input": [{"role": "user", "content": "abc"}] * 2}, (6,)),
+        ("/v1/responses", {"input": "abc"}, (16,)),
         ("/api/generate", {"prompt": "abc"}, (3,)),
         ("/generate", {"inputs": "abc"}, (3,)),
         ("/generate", {"text": ["a", "bc"]}, (1, 2)),
@@ -40,11 +47,10 @@ def places(got: Asked) -> int:
         ("/embed", {"inputs": ["a", "bc"]}, (1, 2)),
         ("/api/embed", {"input": ["a", "bc"]}, (1, 2)),
         ("/api/embeddings", {"prompt": "abc"}, (3,)),
-        ("/rerank", {"query": "q", "documents": ["a", {"text": "bc"}]}, (1, 2)),
+        ("/rerank", {"query": "q", "documents": ["a", {"text": "bc"}]}, (1, 14)),
         ("/rerank", {"query": "q", "texts": ["a", "bc"]}, (1, 2)),
         ("/score", {"data_1": "q", "data_2": ["a", "bc"]}, (1, 2)),
         ("/v1/score", {"text_1": "q", "text_2": "a"}, (1,)),
-        ("/pooling", {"messages": [{"role": "user", "content": "abc"}]}, (3,)),
     ],
 )
 def test_each_prompt_is_one_with_the_bytes_of_its_text(
@@ -53,15 +59,44 @@ def test_each_prompt_is_one_with_the_bytes_of_its_text(
     assert asked(path, **fields).prompts == sizes
 
 
-def test_a_chat_is_one_prompt_of_all_its_texts() -> None:
-    parts = [{"type": "text", "text": "bc"}, {"type": "image_url", "image_url": {"url": "x" * 99}}]
-    messages = [
-        {"role": "system", "content": "a"},
-        {"role": "user", "content": parts},
-        {"role": "assistant", "content": None, "tool_calls": []},
-    ]
-    assert asked("/v1/chat/completions", messages=messages).prompts == (3,)
-    assert asked("/api/chat", "ollama", messages=messages).prompts == (3,)
+@pytest.mark.parametrize(
+    ("path", "fields", "num"),
+    [
+        ("/v1/completions", {"prompt_embeds": ["x", "y"]}, 2),
+        ("/generate", {"input_embeds": [[0.5, 1.5], [2.5, 3.5]]}, 2),
+        ("/v1/chat/completions", {"messages": [[{"role": "user"}], [{"role": "user"}]]}, 2),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}], "documents": ["a", "b"]}, 1),
+        ("/completion", {"prompt": ["a", "b"], "n_predict": 4}, 2),
+        ("/invocations", {"prompt": ["a", "b"], "n": 3}, 6),
+        ("/invocations", {"messages": [{"role": "user"}], "n": 6}, 6),
+        ("/invocations", {"input": ["a", "b", "c"]}, 3),
+        ("/invocations", {"text_1": "q", "text_2": ["a", "b"]}, 2),
+        ("/V1/completions/", {"prompt": ["a", "b"]}, 2),
+        ("/", {"inputs": ["a", "b"], "parameters": {"best_of": 2}}, 4),
+        ("/generate", {"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 3}]}, 6),
+    ],
+)
+def test_sequences_are_counted_on_every_route(path: str, fields: dict[str, Any], num: int) -> None:
+    assert places(asked(path, **fields)) == num
+
+
+def test_a_chat_is_one_prompt_of_its_whole_body() -> None:
+    tools = [{"type": "function", "function": {"name": "x" * 5000}}]
+    talk = [{"role": "user", "content": "a"}]
+    plain = asked("/v1/chat/completions", messages=talk).prompts[0]
+    assert asked("/v1/chat/completions", messages=talk, tools=tools).prompts[0] > plain + 5000
+
+
+def test_a_picture_in_a_chat_counts_as_a_picture_and_not_as_text() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "x" * 500_000}}
+    (size,) = asked("/v1/chat/completions", messages=[{"content": [picture, picture]}]).prompts
+    assert 2 * PICTURE_BYTES < size < 2 * PICTURE_BYTES + 200
+
+
+def test_more_sequences_than_any_engine_takes_are_refused() -> None:
+    assert places(asked("/v1/completions", prompt="a", n=MAX_SEQUENCES)) == MAX_SEQUENCES
+    with pytest.raises(RequestError, match="16,384 sequences"):
+        asked("/v1/completions", prompt=["a", "b"], n=MAX_SEQUENCES)
 
 
 @pytest.mark.parametrize(
@@ -97,51 +132,93 @@ def test_answers_are_counted_where_the_dialect_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "stream", "framing"),
+    ("path", "stream", "is_stream"),
     [
-        ("/v1/chat/completions", None, "none"),
-        ("/v1/chat/completions", False, "none"),
-        ("/v1/chat/completions", True, "sse"),
-        ("/v1/chat/completions", "true", "sse"),
-        ("/v1/responses", True, "sse"),
-        ("/api/chat", None, "ndjson"),
-        ("/api/generate", True, "ndjson"),
-        ("/api/generate", False, "none"),
-        ("/generate", None, "none"),
-        ("/generate", True, "sse"),
-        ("/generate_stream", None, "sse"),
-        ("/v1/embeddings", True, "none"),
-        ("/api/embed", None, "none"),
+        ("/v1/chat/completions", None, False),
+        ("/v1/chat/completions", False, False),
+        ("/v1/chat/completions", True, True),
+        ("/v1/chat/completions", "true", True),
+        ("/v1/responses", True, True),
+        ("/v1/messages", True, True),
+        ("/api/chat", None, True),
+        ("/api/generate", True, True),
+        ("/api/generate", False, False),
+        ("/generate", None, False),
+        ("/generate", True, True),
+        ("/generate_stream", None, True),
+        ("/api/embed", None, False),
     ],
 )
-def test_a_streamed_answer_has_the_framing_of_its_dialect(
-    path: str, stream: object, framing: str
+def test_a_body_says_whether_its_answer_is_streamed(
+    path: str, stream: object, is_stream: bool
 ) -> None:
-    got = asked(path, stream=stream)
-    assert (got.framing, got.is_stream) == (framing, framing != "none")
+    assert asked(path, stream=stream).is_stream is is_stream
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"null", b'"x"', b"\xff", b"[" * 100_000])
-@pytest.mark.parametrize("path", ["/v1/completions", "/api/chat"])
-def test_a_body_that_is_no_object_is_one_sequence_for_the_engine_to_refuse(
-    path: str, body: bytes
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[1]", b"null", b'"x"', b"\xff", b"[" * 100_000, b'{"n": 1} {"n": 6}'),
+        *(b'\xef\xbb\xbf{"n": 6}', '{"n": 6}'.encode("utf-16"), '{"n": 6}'.encode("utf-32-be")),
+        *(b'{"n": 1, "n": 6}', b'{"n": 6, "n": 1}', b'{"n": 1, "\\u006e": 6}', b'{"n": 6, "n": 6}'),
+        *(b'{"N": 6}', '{"\uff4e": 6}'.encode(), '{"\u017ftream": true}'.encode()),
+        *(
+            b'{"temperature": NaN}',
+            b'{"n": 6,}',
+            b'{"prompt": "\\ud800"}',
+            b"{'n': 6}",
+            b'{"n": 06}',
+        ),
+        b'{"sampling_params": {"n": 1, "n": 6}}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/api/chat"])
+def test_a_body_with_two_readings_or_none_is_refused(path: str, body: bytes) -> None:
+    for door in (DOOR, OLLAMA):
+        with pytest.raises(RequestError):
+            read(door, path, body, {"content-type": "text/plain"})
+
+
+@pytest.mark.parametrize("body", [b"", b"--x\r\n", b"RIFF", b"[1]", b"null", b"a=1&n=6"])
+def test_a_body_of_another_kind_counts_one_on_a_route_without_a_row(body: bytes) -> None:
+    headers = {"content-type": "multipart/form-data", "x-slo-ttft-ms": "200"}
+    expected = Asked((len(body),), deadlines=Deadlines(200.0))
+    assert read(DOOR, "/v1/audio/transcriptions", body, headers) == expected
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+@pytest.mark.parametrize(
+    "body", [b"{", b'\xef\xbb\xbf{"n": 6}', '{"n": 6}'.encode("utf-16"), b'{"n": 1, "n": 6}']
+)
+def test_what_may_be_json_must_be_so_on_every_route(body: bytes, kind: str) -> None:
+    with pytest.raises(RequestError):
+        read(DOOR, "/invocations", body, {"content-type": kind})
+
+
+def _zstd(text: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("ZSTD", _zstd)]
+)
+def test_a_compressed_body_is_counted_and_bounded(
+    name: str, encode: Callable[[bytes], bytes]
 ) -> None:
-    got = read(path, body, {"x-slo-ttft-ms": "200"}, "ollama")
-    assert got == Asked((len(body),), 1, False, "none", 0, Deadlines(200.0))
+    body, headers = encode(b'{"prompt": ["a", "b"], "n": 3}'), {"content-encoding": name}
+    got = read(DOOR, "/v1/completions", body, headers)
+    assert places(got) == 6
+    assert got.body is None, "it goes to the engine as it came"
+    with pytest.raises(RequestError, match=f"not {name.lower()}"):
+        read(DOOR, "/v1/completions", b"none", headers)
+    with pytest.raises(BodyTooLarge):
+        read(DOOR, "/v1/completions", encode(b" " * (DOOR.max_bytes + 1)), headers)
 
 
-def test_what_only_a_lenient_parser_takes_is_counted_all_the_same() -> None:
-    """An engine in Python runs these, so none may pass beside the cap."""
-    for flaw in (b"NaN", b"1e999", b"9" * 400, rb'"\ud800"'):
-        body = b'{"prompt": ["a", "b"], "n": 3, "temperature": %s}' % flaw
-        assert places(read("/v1/completions", body, {}, "vllm")) == 6
-        body = b'{"prompt": ["a", "b"], "n": 3, "priority": %s}' % flaw
-        assert places(read("/v1/completions", body, {}, "vllm")) == 6
-
-
-def test_other_routes_count_one_whatever_they_hold() -> None:
-    body = b'{"prompt": ["a", "b"], "n": 3, "stream": true}'
-    assert places(read("/v1/audio/speech", body, {}, "vllm")) == 1
+def test_a_compression_that_nobody_here_reads_counts_one_and_never_reaches_ollama() -> None:
+    assert places(read(DOOR, "/v1/completions", b"...", {"content-encoding": "br"})) == 1
+    with pytest.raises(RequestError, match="JSON object"):
+        read(OLLAMA, "/v1/completions", b"...", {"content-encoding": "br"})
 
 
 json_values = st.recursive(
@@ -156,9 +233,16 @@ names = ["prompt", "messages", "input", "inputs", "documents", "n", "best_of", "
 names += ["parameters", "sampling_params", "options", "text", "texts"]
 
 
-@given(st.sampled_from(sorted(GENERATING)), st.dictionaries(st.sampled_from(names), json_values))
+@given(
+    st.sampled_from([*sorted(OPERATIONS), "/invocations"]),
+    st.dictionaries(st.sampled_from(names), json_values),
+)
 def test_no_body_breaks_the_counting(path: str, fields: dict[str, Any]) -> None:
-    got = read(path, json.dumps(fields).encode(), {}, "vllm")
+    try:
+        got = read(DOOR, path, json.dumps(fields).encode(), {})
+    except RequestError as error:
+        assert "sequences at most" in error.message or "not JSON" in error.message  # noqa: PT017
+        return
     assert places(got) >= 1
     assert all(size >= 0 for size in got.prompts)
 
@@ -167,21 +251,21 @@ def test_priority_and_deadlines_are_read() -> None:
     got = asked("/v1/completions", prompt="a", priority=-3, slo_ttft_ms=200, slo_tpot_ms=20.5)
     assert got.priority == -3
     assert got.deadlines == Deadlines(200.0, 20.5)
-    assert asked("/v1/completions", prompt="a") == Asked((1,), 1, False, "none", 0, Deadlines())
+    assert asked("/v1/completions", prompt="a") == Asked((1,))
 
 
 def test_a_body_and_its_headers_are_merged() -> None:
     body = b'{"prompt": "a", "slo_ttft_ms": 200}'
-    got = read("/v1/completions", body, {"x-slo-tpot-ms": "20"}, "vllm")
+    got = read(DOOR, "/v1/completions", body, {"x-slo-tpot-ms": "20"})
     assert got.deadlines == Deadlines(200.0, 20.0)
     with pytest.raises(RequestError, match="different deadlines"):
-        read("/v1/completions", body, {"x-slo-ttft-ms": "300"}, "vllm")
+        read(DOOR, "/v1/completions", body, {"x-slo-ttft-ms": "300"})
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/health"])
 def test_a_deadline_that_is_none_is_refused_on_every_route(path: str) -> None:
     with pytest.raises(RequestError) as caught:
-        read(path, b"{}", {"x-slo-ttft-ms": "soon"}, "vllm")
+        read(DOOR, path, b"{}", {"x-slo-ttft-ms": "soon"})
     assert caught.value.param == "x-slo-ttft-ms"
 
 
@@ -190,35 +274,6 @@ def test_a_deadline_in_the_body_is_the_gates_to_refuse(value: object) -> None:
     with pytest.raises(RequestError) as caught:
         asked("/v1/completions", prompt="a", slo_tpot_ms=value)
     assert caught.value.param == "slo_tpot_ms"
-
-
-@pytest.mark.parametrize(
-    "name", ["num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread"]
-)
-@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed", "/api/embeddings"])
-def test_options_that_reload_ollamas_model_are_refused_by_name(path: str, name: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        asked(path, "ollama", options={"temperature": 0, name: 1})
-    assert caught.value.param == f"options.{name}"
-    assert places(asked(path, "ollama", options={"temperature": 0, name: None})) == 1
-    assert places(asked(path, "vllm", options={name: 1})) == 1
-
-
-@pytest.mark.parametrize("value", [0, 0.0, "0", "0s", "0h0m", "-0"])
-def test_unloading_ollamas_model_is_refused(value: object) -> None:
-    with pytest.raises(RequestError) as caught:
-        asked("/api/generate", "ollama", keep_alive=value)
-    assert caught.value.param == "keep_alive"
-
-
-@pytest.mark.parametrize("value", [None, -1, 300, "5m", "0.5h", "10s", "", "soon"])
-def test_other_times_of_ollamas_model_pass(value: object) -> None:
-    assert places(asked("/api/generate", "ollama", keep_alive=value)) == 1
-
-
-def test_ollamas_openai_routes_have_no_such_fields() -> None:
-    got = asked("/v1/completions", "ollama", prompt="a", options={"num_ctx": 1}, keep_alive=0)
-    assert places(got) == 1
 
 
 def test_token_size_starts_at_four_bytes_and_follows_the_answers() -> None:

@@ -1,13 +1,14 @@
 """Tokens, choices and usage in streams as the engines send them, cut at any byte."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_gate.asked import Framing
-from sluice_gate.chunks import Chunks, usage_of
+from sluice_core.bounded import Numbers
+from sluice_gate.chunks import MAX_AT_ONCE, Chunks, Framing, usage_of
 
 
 def sse(*events: object) -> bytes:
@@ -160,6 +161,80 @@ def test_where_the_network_cuts_a_stream_changes_nothing(
     assert (chunks.usage, chunks.is_exact, chunks.is_done) == (told, is_exact, is_done)
 
 
+ENDS = (b"[DONE]", b'"stop"', b'"length"', b'generated_text": "', b'"done": true', b"completed")
+"""Words by which each of the streams tells that it, or one of its choices, has ended."""
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=kinds)
+def test_a_stream_is_cut_until_its_engine_has_ended_it(
+    stream: tuple[Framing, bytes, list[int], tuple[int, int] | None, bool, bool],
+) -> None:
+    framing, data, *_ = stream
+    lines = data.split(b"\n")
+    first_end = next(i for i, line in enumerate(lines) if any(end in line for end in ENDS))
+    for num in (0, *range(1, first_end + 1)):
+        chunks = Chunks(framing)
+        chunks.feed(b"\n".join(lines[:num]))
+        chunks.close()
+        assert chunks.is_cut, num
+    whole = Chunks(framing)
+    whole.feed(data.rstrip(b"\n"))
+    whole.close()
+    assert not whole.is_cut
+    assert whole.error is None
+
+
+def test_a_stream_of_which_only_one_choice_has_ended_is_cut() -> None:
+    chunks = Chunks("sse")
+    chunks.feed(sse(text("a", 0), text("b", 1), text("", 1, finish_reason="stop")))
+    assert chunks.is_cut
+    chunks.feed(sse(text("", 0, finish_reason="length")))
+    assert not chunks.is_cut
+
+
+@pytest.mark.parametrize(
+    ("framing", "stream"),
+    [("none", b""), ("none", sse({"text": "a"})), ("sse", sse({"text": "a"})), ("sse", b"data: a")],
+)
+def test_a_stream_that_nobody_reads_here_is_never_cut(framing: Framing, stream: bytes) -> None:
+    chunks = Chunks(framing)
+    chunks.feed(stream)
+    chunks.close()
+    assert not chunks.is_cut
+
+
+@pytest.mark.parametrize(
+    ("framing", "event", "status"),
+    [
+        ("sse", {"error": {"message": "m", "type": "InternalServerError", "code": 500}}, 500),
+        ("sse", {"error": {"message": "m", "code": 503}}, 503),
+        ("sse", {"error": {"message": "m", "code": 400}}, 400),
+        ("sse", {"error": {"message": "m", "code": "server_error"}}, 500),
+        ("sse", {"error": "m", "error_type": "generation"}, 500),
+        ("sse", {"type": "error", "message": "m"}, 500),
+        ("sse", {"type": "response.failed", "response": {"error": {"code": "x"}}}, 500),
+        ("sse", text("", finish_reason="abort"), 500),
+        ("ndjson", {"error": "an error was encountered while running the model"}, 500),
+    ],
+)
+def test_an_error_in_a_stream_is_told_with_its_status(
+    framing: Framing, event: dict[str, Any], status: int
+) -> None:
+    """Also where the usual end follows, as vLLM sends it."""
+    chunks = Chunks(framing)
+    chunks.feed(sse(event) + DONE if framing == "sse" else ndjson(event))
+    chunks.close()
+    assert chunks.error == status
+
+
+def test_no_event_of_a_sound_stream_is_an_error() -> None:
+    nothing: tuple[object, ...] = (None, "", {})
+    for error in nothing:
+        chunks = Chunks("sse")
+        chunks.feed(sse(text("a") | {"error": error}, text("", finish_reason="stop")))
+        assert chunks.error is None
+
+
 def test_a_token_counts_once_its_event_has_ended() -> None:
     chunks = Chunks("sse")
     event = sse(chat({"content": "x"}))
@@ -241,3 +316,31 @@ def test_usage_of_an_answer_in_one_piece(answer: object, told: tuple[int, int] |
 @pytest.mark.parametrize("body", [b"", b"{", b"<html>", b"\xff\xfe", b"[" * 100_000])
 def test_an_answer_that_is_no_object_tells_nothing(body: bytes) -> None:
     assert usage_of(body) is None
+
+
+NO_COUNTS = ["4611686018427387904", "-5", "1e18", "0.5", '"x"', "[]", "true"]
+
+
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_a_number_that_is_no_count_is_left_out_of_a_usage(value: str) -> None:
+    left_out = Counter[str]()
+    body = f'{{"usage": {{"prompt_tokens": 3, "completion_tokens": {value}}}}}'.encode()
+    assert usage_of(body, Numbers("usage", left_out)) == (3, 0)
+    assert left_out == {"usage": 1}
+
+
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_an_event_with_a_hostile_usage_still_brings_its_token(value: str) -> None:
+    chunks = Chunks("sse")
+    usage = f'"usage": {{"completion_tokens": {value}}}'
+    event = f'{{"choices": [{{"index": {value}, "text": "a"}}], {usage}}}'
+    assert chunks.feed(f"data: {event}\n\n".encode()) == 1
+    assert chunks.last_indexes == [0]
+
+
+def test_tokens_that_are_claimed_and_not_sent_take_no_memory() -> None:
+    chunks = Chunks("sse")
+    for claimed in (1, 1 << 30):
+        usage = f'"usage": {{"completion_tokens": {claimed}}}'
+        event = f'data: {{"choices": [{{"index": 0, "text": "a"}}], {usage}}}\n\n'
+        assert chunks.feed(event.encode()) <= MAX_AT_ONCE

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_core.contract import StepModel
+from sluice_core.contract import StepModel, decode, encode
 from sluice_gate.outside import MIN_GAPS, MIN_PREFILLS, OutsideModel
 
 Law = tuple[float, float, float]
@@ -164,3 +164,20 @@ def test_a_few_prompts_that_waited_do_not_move_the_prefill(engine: Engine) -> No
     for _ in range(10):
         engine.model.prefill(20_000.0, 500, 32, engine.now_s)
     assert_close(engine.model.fit(engine.now_s), (10.0, 0.5, 0.1))
+
+
+EDGES = st.sampled_from([0.0, 1e-9, 1.0, 1e3, 86_400_000.0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(EDGES, st.sampled_from([0, 1, 7, 1 << 30]), EDGES), min_size=10))
+def test_gaps_and_prompts_at_their_edges_give_a_model_that_can_be_told(
+    records: list[tuple[float, int, float]],
+) -> None:
+    model, now_s = OutsideModel(), 0.0
+    for gap_ms, decodes, tokens in records * 20:
+        now_s += 1.0
+        model.gap(gap_ms, decodes, now_s)
+        model.prefill(gap_ms, tokens * 1e6, decodes, now_s)
+        fitted = model.fit(now_s)
+        assert fitted is None or decode(encode(fitted), StepModel) == fitted

@@ -21,7 +21,7 @@ def limits(cap: int, **more: object) -> EngineLimits:
 
 
 def flight(num: int, at: int = 0, priority: int = 0, ttft_ms: float | None = None) -> Flight:
-    asked = Asked((400,) * num, 1, True, "sse", priority, Deadlines(ttft_ms))
+    asked = Asked((400,) * num)
     work = Work((100,) * num, 1, True, Deadlines(ttft_ms), priority)
     timers = [RequestTimer(str(i), NOW_S + at, NOW_S + at, 100) for i in range(num)]
     with asyncio.Runner() as runner:

@@ -63,6 +63,10 @@ _QUANTISED_ON_A_GPU = {
     "hardware": _ON_A_GPU,
 }
 _IMAGE, HUB = {"image": "r/e:1"}, {"uri": "hf://a/b"}
+_TOO_MUCH = {
+    "args": ["x" * 4096] * 8,
+    "env": [{"name": f"A{n}", "value": "x" * 4096} for n in range(9)],
+}
 _OTHERS = ("VLLM", "SGLang", "TGI", "LlamaCpp", "Ollama", "Custom")
 FIELDS: dict[str, Any] = {
     "model.name": "other",
@@ -160,10 +164,13 @@ INVALID = [
     ),
     Invalid("spec.engine.image", "a;reboot", "must be an image"),
     Invalid("spec.engine.args", ["--model=/etc"], "must be --FLAG=VALUE"),
-    Invalid("spec.engine.args", ["--seed=1 --model=/"], "must be --FLAG=VALUE"),
-    Invalid("spec.engine.args", ["--seed=x"], "with a value that fits"),
-    Invalid("spec.engine.args", ["--parse-special=no"], "with a value that fits"),
+    Invalid("spec.engine.args", ["--seed=1 --model=/"], "--seed must have a value that fits"),
+    Invalid("spec.engine.args", ["--seed=x"], "--seed must have a value that fits"),
+    Invalid("spec.engine.args", ["--parse-special=no"], "must have a value that fits"),
     Invalid("spec.engine.args", ["--seed=1", "--seed=2"], "must not give a flag twice"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, "args": ["x" * 4097]}, "Too long"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, "args": ["x"] * 129}, "at most 128 items"),
+    Invalid("spec.engine", {"name": "Custom", **_IMAGE, **_TOO_MUCH}, "at most 65536 characters"),
     Invalid("spec", _QUANTISED_ON_A_GPU, "--quantization=w8a8 is for accelerator cpu only"),
     Invalid("spec.engine.args", "--seed=1", "must be of type array"),
     Invalid("spec.hardware.gpus", 1, "gpus must be 0 or left out with accelerator cpu"),
@@ -204,6 +211,12 @@ INVALID = [
     Invalid("spec.replicas", -1, "greater than or equal to 0"),
     Invalid("spec.rollout", "Recreate", "Unsupported value"),
     Invalid("spec.drain.timeout", "2h", _DURATION),
+    Invalid("spec.api.maxBodySize", "2Gi", "must be bytes from 1Ki to 1Gi"),
+    Invalid("spec.api.maxBodySize", "64MB", "must be bytes from 1Ki to 1Gi"),
+    Invalid("spec.api.keepAliveTimeout", "10", _DURATION),
+    Invalid("spec.api.trustedProxies", ["10.0.0.1/8"], "must be a network such as 10.0.0.0/8"),
+    Invalid("spec.api.trustedProxies", ["10.0.0.1"], "must be a network such as 10.0.0.0/8"),
+    Invalid("spec.api.trustedProxies", ["10.0.0.0/8"] * 65, "at most 64 items"),
     Invalid("metadata.name", "a" * 41, "metadata.name must have at most 40 characters"),
     Invalid("metadata.name", "1demo", "metadata.name must be lower-case letters"),
     Invalid("metadata.name", "demo.v1", "metadata.name must be lower-case letters"),
@@ -283,6 +296,9 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.rollout": _texts("Surge", "Replace"),
     "spec.apiKeySecretRef": st.just({"name": "demo-keys"}),
     "spec.drain.timeout": _durations(1000, 3_600_000),
+    "spec.api.maxBodySize": st.integers(1024, 2**30) | _texts("1Ki", "0.5Mi", "64Mi", "1Gi"),
+    "spec.api.keepAliveTimeout": _durations(1000, 86_400_000),
+    "spec.api.trustedProxies": st.lists(_texts("10.0.0.0/8", "fd00::/8", "0.0.0.0/0"), max_size=3),
 }  # fmt: skip
 _JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [

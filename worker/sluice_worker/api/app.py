@@ -22,7 +22,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         app,
         bearer=frontend.api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
-        bounded_paths=GENERATING_PATHS,
+        is_bounded=lambda method, path: method == "POST" and path in GENERATING_PATHS,
         check_room=service.admission.check_room,
         inflight=inflight,
         lifetime=service.runtime.lifetime,

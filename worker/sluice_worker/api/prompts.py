@@ -3,11 +3,16 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sluice_core.errors import RequestError
 from sluice_frontend.openai.protocol import Completion
+from sluice_frontend.serving.bounds import check_length
 
+from ..text.pieces import Check, any_number
 from ..text.tokenizer import Tokenizer
+
+PART = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,15 @@ class Prompts:
         # Rows of the embedding table: a larger token id has no meaning.
         self.vocab_size = size if isinstance(size, int) else tokenizer.vocab_size
 
-    def read(self, request: Completion, keep: int | None) -> tuple[list[Sequence[int]], list[Echo]]:
-        """The last `keep` token ids of each prompt, and its echo in the reply."""
-        prompts = [self._token_ids(prompt, request, keep) for prompt in request.prompts]
+    def read(
+        self, request: Completion, keep: int | None, window: int
+    ) -> tuple[list[Sequence[int]], list[Echo]]:
+        """The last `keep` token ids of each prompt, and its echo in the reply. A prompt that is
+        known to be over `window` is not read to its end: raises RequestError."""
+        check = any_number
+        if keep is None:
+            check = partial(check_length, window=window, field=request.prompt_field)
+        prompts = [self._token_ids(prompt, request, keep, check) for prompt in request.prompts]
         both = zip(request.prompts, prompts, strict=True)
         return prompts, [self._echo(asked, ids, request, keep) for asked, ids in both]
 
@@ -52,6 +63,7 @@ class Prompts:
         add_special_tokens: bool = True,
         parse_special: bool | None = None,
         keep: int | None = None,
+        check: Check = any_number,
     ) -> list[int]:
         """As `Tokenizer.encode`; `parse_special` None: as this server has it."""
         return self._tokenizer.encode(
@@ -59,6 +71,7 @@ class Prompts:
             add_special_tokens=add_special_tokens,
             parse_special=self._parses(parse_special),
             keep=keep,
+            check=check,
         )
 
     def _parses(self, asked: bool | None) -> bool:
@@ -66,31 +79,35 @@ class Prompts:
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raise RequestError for an id that the model has no row for."""
-        highest = max(ids, default=0)
+        # In parts: `max` of a million ids would hold up all other Python code.
+        parts = (ids[at : at + PART] for at in range(0, len(ids), PART))
+        highest = max(map(max, parts), default=0)
         if highest >= self.vocab_size:
             raise RequestError(
                 f"token id {highest} is outside the vocabulary of {self.vocab_size}", param=param
             )
 
     def _token_ids(
-        self, prompt: str | tuple[int, ...], request: Completion, keep: int | None
+        self, prompt: str | Sequence[int], request: Completion, keep: int | None, check: Check
     ) -> Sequence[int]:
         ids: Sequence[int]
-        if isinstance(prompt, tuple):
-            ids = prompt
-        else:
-            ids = self.encode(
+        if isinstance(prompt, str):
+            found = self.encode(
                 prompt,
                 add_special_tokens=request.add_special_tokens,
                 parse_special=request.parse_special,
                 keep=keep,
+                check=check,
             )
+            ids = array("i", found)
+        else:
+            ids = prompt
         self.check_ids(ids, request.prompt_field)  # of a text too: a tokenizer may have more tokens
         return ids if keep is None else ids[-keep:]
 
     def _echo(
         self,
-        asked: str | tuple[int, ...],
+        asked: str | Sequence[int],
         ids: Sequence[int],
         request: Completion,
         keep: int | None,

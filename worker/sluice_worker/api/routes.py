@@ -3,13 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from sluice_frontend.http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
 from sluice_frontend.openai import response_types
-from sluice_frontend.openai.chat import parse_chat
 from sluice_frontend.openai.protocol import (
     Completion,
     parse_completion,
@@ -40,10 +38,9 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         async with service.bodies.read(request, service.admission.refuse_body) as body:
             arrival_s = time.monotonic()
-            parse = partial(parse_chat, body, service.defaults)
-            asked = await service.parsing.result(len(body), parse)
-            asked = replace(asked, completion=_with_headers(asked.completion, request))
-            generation = await service.open_chat(asked, len(body), arrival_s)
+            async with service.turn(len(body)):
+                asked = _with_headers(await service.read_chat(body), request)
+                generation = await service.open(asked, arrival_s, "chatcmpl")
         return _reply(generation, service, ChatFormat)
 
     @app.post("/generate")
@@ -76,8 +73,9 @@ async def _generated(
     """Read, parse and submit. A request's clock starts with the last byte of its body."""
     async with service.bodies.read(request, service.admission.refuse_body) as body:
         arrival_s = time.monotonic()
-        asked = await service.parsing.result(len(body), lambda: parse(body, service.defaults))
-        generation = await service.open(_with_headers(asked, request), arrival_s)
+        async with service.turn(len(body)):
+            asked = await service.parsed(body, parse)
+            generation = await service.open(_with_headers(asked, request), arrival_s)
     return _reply(generation, service, kind)
 
 

@@ -5,6 +5,7 @@ import asyncio
 from sluice_core.errors import EngineDied
 from sluice_core.model.sizing import MAX_CEILING
 from sluice_frontend.http.guards import Inflight
+from sluice_frontend.http.offload import keep_little
 from sluice_frontend.process.server import (
     ANSWER_S,
     Ports,
@@ -51,6 +52,7 @@ async def _fetched(config: WorkerConfig, ports: Ports) -> WorkerConfig | None:
 
 
 async def _serve(config: WorkerConfig, engine: EngineProcess | None, ports: Ports) -> None:
+    keep_little()
     service, inflight = Service(config), Inflight()
     quieten_collections()
     on_cut = service.runtime.stats.connection_cut
@@ -59,6 +61,7 @@ async def _serve(config: WorkerConfig, engine: EngineProcess | None, ports: Port
     try:
         await _live(service, engine, ports, inflight)
     finally:
+        service.close()
         await service.client.stop()
         beat.cancel()
         await asyncio.gather(beat, return_exceptions=True)

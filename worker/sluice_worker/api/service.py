@@ -1,22 +1,29 @@
 """The text work of one worker under its live limits: prompts become sequences of the engine."""
 
+import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import structs
 from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
+from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
 from sluice_core.wire import Sampling, Submit, packed
+from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Answers, Bodies
-from sluice_frontend.http.offload import bodies, off_loop, texts
-from sluice_frontend.openai.chat import Chat, Conversation
+from sluice_frontend.http.offload import LARGE, FairQueue
 from sluice_frontend.openai.protocol import Completion
 from sluice_frontend.openai.sampling_params import (
     OPENAI,
+    Defaults,
     check_something_left,
     check_vocabulary,
     defaults_of,
@@ -31,11 +38,16 @@ from ..base.config import EngineConfig, WorkerConfig
 from ..base.resources import Resources
 from ..engine.client import EngineClient
 from ..text.output import OutputText
-from ..text.renderer import Renderer
+from ..text.pieces import Check, any_number
+from ..text.renderer import Templates
+from ..text.template import Pieces
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_config import eos_token_ids
 from .generation import Generation, OpenChoice
 from .prompts import Echo, Prompts
+from .reading import num_chars, read_chat
+
+T = TypeVar("T")
 
 
 class Service:
@@ -45,12 +57,13 @@ class Service:
         directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
         self.config = config
         self.tokenizer = Tokenizer(directory)
-        self._renderer = Renderer(directory, config.text.chat_template, self.tokenizer)
+        self.templates = Templates.of(directory, config.text.chat_template, self.tokenizer)
         config_json = read_config(Directory(directory))
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
-        self.answers = Answers()
-        self.parsing, self.texts = bodies(), texts()
+        self.answers = Answers(config.server.memory_bytes)
+        self.texts, self._beside = FairQueue(), Beside(memory_bytes=READING_BYTES)
+        self._turn = asyncio.Lock()
         self.eos_token_ids = eos_token_ids(directory, config_json, self.tokenizer.config)
         self.defaults = OPENAI
         if config.text.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
@@ -133,28 +146,48 @@ class Service:
             include_stop=params.include_stop,
         )
 
-    async def open_chat(self, chat: Chat, num_bytes: int, arrival_s: float) -> Generation:
-        """As `open`, for a conversation of `num_bytes`."""
+    @asynccontextmanager
+    async def turn(self, num_bytes: int) -> AsyncIterator[None]:
+        """A body's turn to be parsed and tokenised. Large ones take turns, as each may take as much
+        memory as WORK_BYTES says; small ones pass beside them."""
+        if num_bytes <= LARGE:
+            yield
+            return
+        async with self._turn:
+            yield
+
+    async def parsed(
+        self, body: bytes, parse: Callable[[bytes, Defaults], Completion]
+    ) -> Completion:
+        """What `parse` makes of `body`. Raises RequestError."""
+        return await self._beside.result(len(body), parse, body, self.defaults)
+
+    async def read_chat(self, body: bytes) -> Completion:
+        """The chat in `body`, with its prompt as token ids. Raises RequestError."""
+        asked, pieces = await self.read(body, read_chat, self.defaults, self.templates)
         window = self.admission.check_open().max_model_len
-        self.admission.check_model(chat.completion.model)
-        is_cut = chat.completion.sampling.truncate_prompt_tokens is not None
+        self.admission.check_model(asked.model)
+        check = any_number
+        if asked.sampling.truncate_prompt_tokens is None:
+            check = partial(check_length, window=window, field="messages")
+        check(self.tokenizer.fewest(num_chars(pieces)))
+        ids = await self.encode_rendered(pieces, len(body), check)
+        return replace(asked, prompts=(array("i", ids),))
 
-        def check(num_chars: int) -> None:
-            if not is_cut:
-                check_length(self.tokenizer.fewest(num_chars), window, "messages")
+    async def read(self, body: bytes, function: Callable[..., T], *args: object) -> T:
+        """`function(body, *args)`, which takes time but knows no tokenizer."""
+        if len(body) > LARGE:
+            return await self._beside.result(len(body), function, body, *args)
+        return await self.texts.result(len(body), partial(function, body, *args))
 
-        ids = await self.render(chat.conversation, num_bytes, check)
-        prompt = tuple(ids)
-        return await self.open(replace(chat.completion, prompts=(prompt,)), arrival_s, "chatcmpl")
+    async def encode_rendered(self, pieces: Pieces, num_bytes: int, check: Check) -> list[int]:
+        """Token ids of what a chat template has written of a body. Raises what `check` raises."""
+        work = partial(self.tokenizer.encode_rendered, pieces, check)
+        return await self.texts.result(num_bytes, work)
 
-    async def render(
-        self, conversation: Conversation, num_bytes: int, check: Callable[[int], None]
-    ) -> list[int]:
-        """The token ids of a conversation, as its template writes it. Raises RequestError, also
-        from `check`, which gets the number of characters."""
-        return await self.texts.result(
-            num_bytes, lambda: self._renderer.token_ids(conversation, check)
-        )
+    def close(self) -> None:
+        """End what runs beside this process."""
+        self._beside.close()
 
 
 class _Reading:
@@ -169,7 +202,7 @@ class _Reading:
     async def check_sampling(self) -> None:
         """Make the engine's part of the parameters."""
         size = sum(map(len, self._request.sampling.bad_words))
-        self.sampling = await off_loop(size, self._sampling)
+        self.sampling = await self._service.texts.result(size, self._sampling)
 
     def _sampling(self) -> Sampling:
         service, params = self._service, self._request.sampling
@@ -190,9 +223,9 @@ class _Reading:
     async def prompts(self, keep: int | None) -> Sequence[Sequence[int]]:
         """Tokenise them."""
         service, request = self._service, self._request
-        size = sum(map(len, request.prompts))
-        read = await service.texts.result(size, lambda: service.prompts.read(request, keep))
-        self.ids, self.echo = read
+        size, window = sum(map(len, request.prompts)), service.runtime.limits().max_model_len
+        read = partial(service.prompts.read, request, keep, window)
+        self.ids, self.echo = await service.texts.result(size, read)
         return self.ids
 
     def echoes(self) -> Iterable[str]:

@@ -13,7 +13,7 @@ from functools import partial
 
 from sluice_core.errors import SluiceError
 from sluice_core.wire import FinishReason
-from sluice_frontend.http.bodies import FREE_BYTES, Answers
+from sluice_frontend.http.bodies import SMALL_ANSWER, Answers
 from sluice_frontend.http.guards import ReadReply
 from sluice_frontend.openai.sse import error_event
 from starlette.responses import Response
@@ -84,7 +84,7 @@ class EventStream(Response):
                 size, partial(self._events, items, delivered)
             ) as events:
                 await self._hand_over(send, events, delivered)
-                if size > FREE_BYTES:
+                if size > SMALL_ANSWER:
                     await self._send(send, b"")  # which waits until the client has read
                     self._sent_s = time.monotonic()
 

@@ -1,25 +1,26 @@
 """POST /tokenize and /detokenize: a text or a conversation to tokens, and back."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from fastapi import FastAPI, Request
 from sluice_core.errors import RequestError
 from sluice_frontend.http.bodies import too_many
 from sluice_frontend.http.guards import JSON, Inflight, ReadReply
-from sluice_frontend.http.offload import off_loop
 from sluice_frontend.openai import response_types
 from sluice_frontend.openai.sse import encode
-from sluice_frontend.openai.tokenize import Tokenize, parse_detokenize, parse_tokenize
+from sluice_frontend.openai.tokenize import Tokenize
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..text.template import Pieces
+from .reading import num_chars, read_detokenize, read_tokenize
 from .service import Service
 
-MAX_WINDOWS = 4
-LEAST_TOKENS = 1 << 20
-"""Least bound of the tokens of one text; with a large window the bound is higher."""
+LEAST_TOKENS = 1 << 18
+"""Least bound of the tokens of one text; with a larger window, that is the bound."""
+PART = 1 << 12
 CHARS_PER_TOKEN = 8
 """Characters allowed for each token: ordinary text has three to five."""
 BYTES_PER_TOKEN = 8
@@ -64,50 +65,63 @@ class _InTurn(Response):
 
 
 async def _tokenize(request: Request, service: Service) -> tuple[int, Write]:
-    async with service.bodies.read(request) as body:
-        asked = await service.parsing.result(len(body), lambda: parse_tokenize(body))
+    async with service.bodies.read(request) as body, service.turn(len(body)):
+        asked, source = await service.read(body, read_tokenize, service.templates)
         service.admission.check_model(asked.model)
         window = service.runtime.limits().max_model_len
-        ids = await _token_ids(service, asked, len(body))
-    _check_tokens(len(ids), service, "prompt" if isinstance(asked.source, str) else "messages")
-    strs = None
-    if asked.return_token_strs:
-        strs = await off_loop(len(ids), lambda: service.tokenizer.token_strs(ids))
+        ids = await _token_ids(service, asked, source, len(body))
+        strs = None
+        if asked.return_token_strs:
+            strs = await service.texts.result(len(ids), partial(service.tokenizer.token_strs, ids))
     reply = response_types.TokenizeReply(len(ids), window, ids, strs)
     per_token = BYTES_PER_TOKEN + (BYTES_PER_STR if asked.return_token_strs else 0)
     return len(ids) * per_token, partial(encode, reply)
 
 
 async def _detokenize(request: Request, service: Service) -> tuple[int, Write]:
-    async with service.bodies.read(request) as body:
-        asked = await service.parsing.result(len(body), lambda: parse_detokenize(body))
-    service.admission.check_model(asked.model)
-    _check_tokens(len(asked.tokens), service, "tokens")
-    service.prompts.check_ids(asked.tokens, "tokens")
-    text = await off_loop(
-        len(asked.tokens),
-        lambda: service.tokenizer.decode(asked.tokens, skip_special_tokens=False),
-    )
+    async with service.bodies.read(request) as body, service.turn(len(body)):
+        model, tokens = await service.read(body, read_detokenize)
+        service.admission.check_model(model)
+        _check_tokens(len(tokens), service, "tokens")
+        service.prompts.check_ids(tokens, "tokens")
+        text = await service.texts.result(len(tokens), partial(_text, service, tokens))
     return len(text), partial(encode, response_types.DetokenizeReply(text))
 
 
-async def _token_ids(service: Service, asked: Tokenize, num_bytes: int) -> list[int]:
-    source = asked.source
-    if not isinstance(source, str):
-        check = partial(_check_chars, service=service, field="messages")
-        return await service.render(source, num_bytes, check)
-    _check_chars(len(source), service, "prompt")
-    encoded = partial(
-        service.prompts.encode,
-        source,
-        add_special_tokens=asked.add_special_tokens,
-        parse_special=asked.parse_special,
-    )
-    return await service.texts.result(num_bytes, encoded)
+def _text(service: Service, tokens: Sequence[int]) -> str:
+    """Their text; a token may stand for a hundred characters, so parts are counted first."""
+    decode = partial(service.tokenizer.decode, skip_special_tokens=False)
+    num_chars = 0
+    for at in range(0, len(tokens), PART):
+        num_chars += len(decode(tokens[at : at + PART]))
+        _check_chars(num_chars, service, "tokens")
+    return decode(tokens)
+
+
+async def _token_ids(
+    service: Service, asked: Tokenize, source: str | Pieces, num_bytes: int
+) -> list[int]:
+    field = "prompt" if isinstance(source, str) else "messages"
+    check = partial(_check_tokens, service=service, field=field)
+    if isinstance(source, str):
+        _check_chars(len(source), service, field)
+        encoded = partial(
+            service.prompts.encode,
+            source,
+            add_special_tokens=asked.add_special_tokens,
+            parse_special=asked.parse_special,
+            check=check,
+        )
+        ids = await service.texts.result(num_bytes, encoded)
+    else:
+        _check_chars(num_chars(source), service, field)
+        ids = await service.encode_rendered(source, num_bytes, check)
+    check(len(ids))
+    return ids
 
 
 def _max_tokens(service: Service) -> int:
-    return max(MAX_WINDOWS * service.runtime.limits().max_model_len, LEAST_TOKENS)
+    return max(service.runtime.limits().max_model_len, LEAST_TOKENS)
 
 
 def _check_chars(num_chars: int, service: Service, field: str) -> None:
@@ -122,6 +136,6 @@ def _check(num: int, most: int, noun: str, field: str) -> None:
     """Raises RequestError for a text far longer than any prompt of this model."""
     if num > most:
         raise RequestError(
-            f"{num} {noun} are over the limit of {most} for one text; send it in parts",
+            f"at least {num} {noun} are over the limit of {most} for one text; send it in parts",
             param=field,
         )

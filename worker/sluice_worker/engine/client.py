@@ -40,6 +40,7 @@ from sluice_core.wire import (
     from_engine_decoder,
     split_frames,
 )
+from sluice_core.words import clean
 from sluice_frontend.evidence.health import Liveness
 from sluice_frontend.serving.backend import Listener, Sink
 
@@ -300,7 +301,7 @@ class EngineClient:
         how = f"the engine process ended at {moment} {manner(self._engine.process.returncode)}"
         if not self.engine_liveness.is_serving:
             how += " before it could serve"
-        cause = self.failure.message if self.failure else None
+        cause = clean(self.failure.message) if self.failure else None
         if self._engine.was_killed_for_memory:
             cause = "killed for memory"
         return f"{how}: {cause}" if cause else how

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO, TypeVar
 
 import httpx
+from sluice_core.bounded import count
 from sluice_core.errors import DownloadError
 from sluice_core.hub.listing import RemoteFile
 from sluice_core.hub.site import Site, Transient
@@ -169,7 +170,7 @@ class _Partial:
 def _continues(response: httpx.Response, start: int) -> bool:
     """True if the server sends from byte `start` on, as asked."""
     said = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
-    return response.status_code == 206 and said is not None and int(said[1]) == start
+    return response.status_code == 206 and said is not None and count(said[1]) == start
 
 
 def _digest(file: RemoteFile) -> "hashlib._Hash":

@@ -1,8 +1,10 @@
-"""From a conversation to token ids, with the chat template of the checkpoint or of a flag."""
+"""From a conversation to a prompt's text, with the chat template of a checkpoint or a flag."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import TemplateError
@@ -11,60 +13,83 @@ from sluice_core.model.files import JINJA, TEMPLATES, Directory, is_there, read_
 from sluice_frontend.config import MAX_TEXT_BYTES, read_named
 from sluice_frontend.openai.chat import Conversation
 
-from .template import ChatTemplate
+from .template import ChatTemplate, Pieces
 from .tokenizer import Tokenizer
 from .tokenizer_config import TokenizerConfig
 
 log = logging.getLogger(__name__)
+NO_TEMPLATE = "this model has no chat template; start the worker with --chat-template"
+MAX_PIECES = 1 << 16
+"""Each control token in a client's text makes two, of a hundred bytes."""
 
 
-class Renderer:
-    """A model's chat templates by name; "default" unless tools ask for "tool_use"."""
+@dataclass(frozen=True)
+class Templates:
+    """A model's chat templates by name; "default" unless tools ask for "tool_use".
 
-    def __init__(self, directory: Path, flag: Path | None, tokenizer: Tokenizer) -> None:
-        """Raises ConfigError for the flag's file; CheckpointError for unreadable files.
+    They are texts, so that another process can have them; each compiles them for itself.
+    `problem`: what is said where there is none.
+    """
 
-        If a checkpoint's own template is invalid, completions still work, and each chat gets an
-        error.
+    sources: Mapping[str, str]
+    special_tokens: tuple[tuple[str, str], ...]
+    control_tokens: tuple[str, ...]
+    problem: str
+
+    @classmethod
+    def of(cls, directory: Path, flag: Path | None, tokenizer: Tokenizer) -> "Templates":
+        """Those of a checkpoint, or the flag's file.
+
+        Raises ConfigError for the flag's file; CheckpointError for unreadable files. If a
+        checkpoint's own template is invalid, completions still work, and each chat gets an error.
         """
-        self._tokenizer = tokenizer
-        self._templates: dict[str, ChatTemplate] = {}
-        self._problem = "this model has no chat template; start the worker with --chat-template"
-        config = tokenizer.config
-        sources = _flag(flag) or _checkpoint(directory, config)
-        names, control = config.special_tokens, tokenizer.serve_templates(sources.values())
+        sources = _flag(flag) or _checkpoint(directory, tokenizer.config)
+        names = tuple(tokenizer.config.special_tokens.items())
+        control = tuple(tokenizer.serve_templates(sources.values()))
+        valid, problem = dict[str, str](), NO_TEMPLATE
         try:
             for name, source in sources.items():
-                self._templates[name] = ChatTemplate(
-                    source, special_tokens=names, control_tokens=control
-                )
+                _compiled(source, names, control)
+                valid[name] = source
         except TemplateError as error:
             if flag is not None:
                 raise ConfigError(
                     [f"--chat-template {flag} is not a valid template: {error}"]
                 ) from error
-            self._problem = f"the chat template of this model is not a valid template: {error}"
+            problem = f"the chat template of this model is not a valid template: {error}"
             log.warning("chat template unusable", extra={"reason": str(error)})
+        return cls(valid, names, control, problem)
 
-    def token_ids(
-        self, conversation: Conversation, check: Callable[[int], None] = lambda num_chars: None
-    ) -> list[int]:
-        """The prompt of a conversation. Raises RequestError, also from `check`, which gets the
-        number of characters. May take milliseconds per 100 kB."""
-        template = self._templates.get("tool_use") if conversation.tools else None
-        template = template or self._templates.get("default")
-        if template is None:
-            raise RequestError(self._problem, param="messages")
+    def render(self, conversation: Conversation) -> Pieces:
+        """The prompt's text. Raises RequestError. May take milliseconds per 100 kB."""
+        source = self.sources.get("tool_use") if conversation.tools else None
+        source = source or self.sources.get("default")
+        if source is None:
+            raise RequestError(self.problem, param="messages")
+        template = _compiled(source, self.special_tokens, self.control_tokens)
         try:
             pieces = template.render(conversation, datetime.now())
-            check(sum(len(piece) for piece, _ in pieces))
-            return self._tokenizer.encode_rendered(pieces)
+            for piece, _ in pieces:
+                piece.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
                 "messages: a lone surrogate is no character", param="messages"
             ) from error
         except RecursionError as error:
             raise RequestError("messages are nested too deeply", param="messages") from error
+        if len(pieces) > MAX_PIECES:
+            raise RequestError(
+                f"messages: the texts hold more than {MAX_PIECES // 2} control tokens",
+                param="messages",
+            )
+        return pieces
+
+
+@lru_cache(maxsize=4)
+def _compiled(
+    source: str, special_tokens: tuple[tuple[str, str], ...], control_tokens: tuple[str, ...]
+) -> ChatTemplate:
+    return ChatTemplate(source, special_tokens=dict(special_tokens), control_tokens=control_tokens)
 
 
 def _flag(path: Path | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Text to token ids and back, one token at a time. No torch: this runs in the API process."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from sluice_core.model.files import MAX_JSON_BYTES, Directory, read_bytes
 from tokenizers.models import WordLevel
 
 from .added_tokens import add_tokens
+from .pieces import OVERLAP, PIECE, SHORT, Check, any_number, encoded, pieces, token_ids
 from .tokenizer_config import TOKENIZER, TokenizerConfig
 from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
 
@@ -21,8 +22,6 @@ MAX_PENDING = 16
 """Pending tokens without a whole character, more than any character has; then parts are output."""
 SLACK = 4096
 """Characters before a cut text's last tokens: these equal the whole text's if no word is longer."""
-SHORT = 1024
-"""Characters or tokens that may hold the interpreter: a batch releases it, but wakes threads."""
 _DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
 """The spelling of control tokens; tags such as <think> are none: users may write of them."""
 _BLANK = "\ufdd0"
@@ -97,25 +96,32 @@ class Tokenizer:
         add_special_tokens: bool = True,
         parse_special: bool = False,
         keep: int | None = None,
+        check: Check = any_number,
     ) -> list[int]:
         """Token ids of `text`, with the tokens that the tokenizer puts around it (such as a BOS).
 
         `parse_special`: the texts of special tokens are control tokens. `keep`: the most tokens;
-        the first tokens of the text are left out, but none put around it.
+        the first tokens of the text are left out, but none put around it. Raises what `check`
+        raises, which gets the number of tokens as it grows; RequestError as `pieces`.
         """
         tokenizer = self._with_control if parse_special else self._tokenizer
         if keep is not None and self._longest:
             text = text[-(keep * self._longest + SLACK) :]
-        encoding = _encode(tokenizer, text, add_special_tokens)
-        ids: list[int] = encoding.ids
-        if keep is None or len(ids) <= keep:
-            return ids
-        inner = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
-        room = keep - (len(ids) - len(inner))
-        if room <= 0:
-            return ids[-keep:]
-        dropped = set(inner[:-room])
-        return [token_id for at, token_id in enumerate(ids) if at not in dropped]
+        before, behind = self._around if add_special_tokens else ([], [])
+        ids = token_ids(tokenizer, text, check)
+        if not before and not behind:
+            return ids if keep is None else ids[-keep:]
+        room = len(ids) if keep is None else keep - len(before) - len(behind)
+        whole = [*before, *(ids[-room:] if room > 0 else ids), *behind]
+        return whole if keep is None else whole[-keep:]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The tokens that the tokenizer puts in front of a text, and behind it."""
+        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        own = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
+        first, last = (own[0], own[-1] + 1) if own else (len(encoding.ids), len(encoding.ids))
+        return encoding.ids[:first], encoding.ids[last:]
 
     def places_in_text(
         self, text: str, *, add_special_tokens: bool, parse_special: bool
@@ -125,13 +131,13 @@ class Tokenizer:
         A token put around the text begins where the one before it ends.
         """
         tokenizer = self._with_control if parse_special else self._tokenizer
-        encoding = _encode(tokenizer, text, add_special_tokens, offsets=True)
-        places, last, end = list[int](), 0, 0
-        for span, around in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
-            last = max(last, end if around else span[0])
-            end = end if around else span[1]
-            places.append(last)
-        return places
+        before, behind = self._around if add_special_tokens else ([], [])
+        places, last, end = [0] * len(before), 0, 0
+        for piece in pieces(tokenizer, text, offsets=True):
+            for span in piece.spans:
+                last, end = max(last, span[0]), span[1]
+                places.append(last)
+        return places + [max(last, end)] * len(behind)
 
     def decode_placed(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool
@@ -170,33 +176,43 @@ class Tokenizer:
         """The text of an added token, such as a control token; None for all others."""
         return self._added.get(token_id)
 
-    def encode_rendered(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+    def encode_rendered(
+        self, pieces: Iterable[tuple[str, bool]], check: Check = any_number
+    ) -> list[int]:
         """Token ids of a chat template's output; nothing is put around them.
 
         In a piece with False the texts of special tokens are control tokens; with True they are
         text, as in `encode`. The text between two control tokens is encoded as one, whatever its
-        pieces. Raises UnicodeEncodeError for a lone surrogate.
+        pieces. Raises UnicodeEncodeError for a lone surrogate, and as `encode`.
         """
         pieces = list(pieces)
         whole = "".join(piece for piece, _ in pieces)
         whole.encode()
         if not any(is_plain for _, is_plain in pieces):
-            return list(_encode(self._with_control, whole, False).ids)
+            return token_ids(self._with_control, whole, check)
         # The same length, so a control token has the same place here as in the whole.
         written = "".join(len(piece) * _BLANK if plain else piece for piece, plain in pieces)
-        found = _encode(self._scanner, written, False, offsets=True)
-        ids: list[int] = []
-        end = 0
-        for found_id, (start, stop) in zip(found.ids, found.offsets, strict=True):
-            if (token_id := self._scanned.get(found_id)) is not None:
-                ids += self._between(whole[end:start], is_first=not ids)
-                ids.append(token_id)
-                end = stop
-        return ids + self._between(whole[end:], is_first=not ids)
+        ids, end = list[int](), 0
+        for token_id, start, stop in self._control_in(written):
+            ids += self._between(whole[end:start], len(ids), check)
+            ids.append(token_id)
+            end = stop
+        return ids + self._between(whole[end:], len(ids), check)
 
-    def _between(self, text: str, *, is_first: bool) -> list[int]:
+    def _control_in(self, written: str) -> Iterator[tuple[int, int, int]]:
+        """The control tokens of a template's text: id, first character, and the one behind it."""
+        for begin in range(0, max(len(written), 1), PIECE):
+            low = max(begin - OVERLAP, 0)
+            found = encoded(self._scanner, written[low : begin + PIECE + OVERLAP], offsets=True)
+            for scanned, (start, stop) in zip(found.ids, found.offsets, strict=True):
+                token_id = self._scanned.get(scanned)
+                if token_id is not None and begin <= low + start < begin + PIECE:
+                    yield token_id, low + start, low + stop
+
+    def _between(self, text: str, num_before: int, check: Check) -> list[int]:
         """Token ids of a text with control tokens around it, if it is not the first."""
-        return list(_encode(self._tokenizer if is_first else self._inner, text, False).ids)
+        tokenizer = self._inner if num_before else self._tokenizer
+        return token_ids(tokenizer, text, lambda num: check(num_before + num))
 
     @cached_property
     def _scanner(self) -> tokenizers.Tokenizer:
@@ -249,17 +265,6 @@ def _place_spaces(tokenizer: tokenizers.Tokenizer) -> None:
         state = processor.__getstate__()
         processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
         tokenizer.post_processor = processor
-
-
-def _encode(
-    tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, *, offsets: bool = False
-) -> Any:
-    """`text` encoded. A long one goes as a batch: only a batch releases the interpreter."""
-    if len(text) <= SHORT:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    encode_batch = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
-    (encoding,) = encode_batch([text], add_special_tokens=add_special_tokens)
-    return encoding
 
 
 def _without_first_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -566,7 +566,10 @@ class _Open:
     num_tokens: int = 0
 
 
-ACTIONS = ("arrive", "refuse", "token", "token", "token", "finish", "leave", "fail", "step", "tick")
+ACTIONS = (
+    *("arrive", "refuse", "token", "token", "token", "finish", "leave", "shed", "fail", "step"),
+    "tick",
+)
 
 
 @settings(max_examples=150)
@@ -576,7 +579,7 @@ def test_whatever_happens_each_arrival_is_counted_once(
 ) -> None:
     recorder, now_s, number = create_recorder(), 0.0, 0
     open_requests: list[_Open] = []
-    gaps = finished = refused = 0
+    gaps = finished = refused = failed = unjudged = unjudged_whole = 0
     for action, pick, pause_s in story:
         now_s += pause_s
         chosen = open_requests[pick % len(open_requests)] if open_requests else None
@@ -604,16 +607,23 @@ def test_whatever_happens_each_arrival_is_counted_once(
                 if action == "finish":
                     recorder.finish(chosen.timer, now_s)
                     finished += 1
+                elif action == "fail":
+                    failed += 1
+                    unjudged += not chosen.timer.decided
+                    unjudged_whole += not chosen.timer.e2e_decided
+                    recorder.fail(chosen.timer, "500")
                 else:
-                    recorder.drop(chosen.timer, now_s, by_server=action == "fail")
+                    recorder.drop(chosen.timer, now_s, by_server=action == "shed")
     for left in open_requests:
         recorder.drop(left.timer, now_s, by_server=True)
     ticks = close(recorder, now_s + TICK_SECONDS)
-    assert total(ticks, "arrivals") == total(ticks, "ttft.n") == number + refused
+    assert total(ticks, "arrivals") == number + refused
+    assert total(ticks, "ttft.n") == number + refused - unjudged
+    assert sum(tick.failed.get("500", 0) for tick in ticks) == failed
     assert total(ticks, "refused") == refused
     assert total(ticks, "itl.n") == gaps
     assert total(ticks, "finished") == finished
-    assert total(ticks, "e2e.n") == number + refused
+    assert total(ticks, "e2e.n") == number + refused - unjudged_whole
     for tick in ticks:
         by = tick.ttft.by
         assert by.cap + by.kv + by.prefill + by.outside == tick.ttft.over <= tick.ttft.n
@@ -762,7 +772,7 @@ def test_service_time_is_that_of_the_requests_that_ended_lately() -> None:
 
 
 def test_every_arrival_counts_against_the_end_to_end_target_once() -> None:
-    """Refused, dropped, failed, still open past it, and cancelled after it; then in time."""
+    """Refused, shed, still open past it, and cancelled after it; then in time."""
     recorder = create_recorder()
     recorder.refuse()
     stuck = recorder.arrive("stuck", 0.0, 0.0, 5)
@@ -770,8 +780,8 @@ def test_every_arrival_counts_against_the_end_to_end_target_once() -> None:
     ticks = close(recorder, TICK_SECONDS)
     assert (total(ticks, "e2e.n"), total(ticks, "e2e.over")) == (3, 3)
     recorder.drop(left_late, TICK_SECONDS + 0.1, by_server=False)
-    failed = recorder.arrive("failed", 2.1, 2.1, 5)
-    recorder.drop(failed, 2.2, by_server=True)
+    shed = recorder.arrive("shed", 2.1, 2.1, 5)
+    recorder.drop(shed, 2.2, by_server=True)
     cancelled = recorder.arrive("cancelled in time", 2.1, 2.1, 5)
     recorder.drop(cancelled, 2.2, by_server=False)
     in_time = recorder.arrive("in time", 2.1, 2.1, 5)

@@ -89,6 +89,31 @@ def test_an_idle_engine_that_is_silent_is_hung_and_one_that_ended_is_not() -> No
     assert engine_liveness.hung(6.0, TIMEOUT_S) is None
 
 
+def test_silence_that_prompts_explain_is_no_hang_and_silence_beyond_it_is_one() -> None:
+    engine_liveness = create_liveness()
+    engine_liveness.beat(0, True, 1.0, allowance_s=50.0, is_heard=False)
+    for probe in (engine_liveness.liveness, engine_liveness.readiness):
+        assert probe(54.9, TIMEOUT_S).ok
+    assert engine_liveness.hung(56.1, TIMEOUT_S) is not None
+    assert not engine_liveness.liveness(61.1, TIMEOUT_S).ok
+
+
+def test_an_engine_that_moves_is_live_also_when_nobody_hears_its_health() -> None:
+    engine_liveness = create_liveness()
+    for second in range(1, 100):
+        engine_liveness.beat(second, True, float(second), is_heard=False)
+    assert engine_liveness.liveness(99.0, TIMEOUT_S).ok
+
+
+def test_silence_of_an_engine_that_has_served_is_a_hang_until_it_tells_of_a_new_start() -> None:
+    engine_liveness = Liveness(0.0, has_served=True)
+    assert engine_liveness.liveness(9.0, TIMEOUT_S).ok
+    assert not engine_liveness.readiness(1.0, TIMEOUT_S).ok
+    assert engine_liveness.liveness(11.0, TIMEOUT_S).phase == "hung"
+    engine_liveness.starting("process", 0, 12.0)
+    assert engine_liveness.liveness(100.0, TIMEOUT_S).ok
+
+
 def test_a_dead_engine_is_neither_live_nor_ready_at_once() -> None:
     engine_liveness = create_liveness()
     engine_liveness.died("the engine process ended")

@@ -1,6 +1,7 @@
 """Any bytes give a request or a 4xx that names the field; never anything else."""
 
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -105,8 +106,8 @@ def test_what_vllm_would_honour_is_not_taken_for_unknown() -> None:
     [
         ("a", ("a",)),
         (["a", "b"], ("a", "b")),
-        ([1, 2], ((1, 2),)),
-        ([[1, 2], [3]], ((1, 2), (3,))),
+        ([1, 2], (array("i", [1, 2]),)),
+        ([[1, 2], [3]], (array("i", [1, 2]), array("i", [3]))),
     ],
 )
 def test_the_four_forms_of_a_prompt_are_read(prompt: Any, parsed: tuple[Any, ...]) -> None:

@@ -33,15 +33,15 @@ def test_a_secret_without_keys_is_named_with_what_it_lacks(secret: Any, says: st
 
 async def test_a_secret_that_lacks_is_read_again_soon_and_one_that_is_well_rarely() -> None:
     store = Store()
-    keys, service = ApiKeys(store, every_s=30.0), create_service(apiKeySecretRef={"name": "api"})
-    assert await keys.problem(create_service(), 0.0) == ""
-    assert await keys.problem(service, 1.0)
+    keys, service = ApiKeys(store), create_service(apiKeySecretRef={"name": "api"})
+    assert await keys.problem(create_service(), 0.0, 30.0) == ""
+    assert await keys.problem(service, 1.0, 30.0)
     store.objects["Secret", "api"] = _secret(b"one")
-    assert await keys.problem(service, 5.0), "not read"
-    assert await keys.problem(service, 6.5) == ""
+    assert await keys.problem(service, 5.0, 30.0), "not read"
+    assert await keys.problem(service, 6.5, 30.0) == ""
     del store.objects["Secret", "api"]
-    assert await keys.problem(service, 36.0) == "", "not read"
-    assert await keys.problem(service, 37.0)
+    assert await keys.problem(service, 36.0, 30.0) == "", "not read"
+    assert await keys.problem(service, 37.0, 30.0)
     other = create_service(apiKeySecretRef={"name": "other"})
     store.objects["Secret", "other"] = _secret(b"two")
-    assert await keys.problem(other, 37.5) == "", "another is read at once"
+    assert await keys.problem(other, 37.5, 30.0) == "", "another is read at once"

@@ -41,6 +41,7 @@ WHOLE = {
     "last_change": CHANGE, "scale_history": [SCALED], "scale_out_since_s": 1.0,
     "scale_in_since_s": None, "scale_in_to": 1, "cold_start_s": 40.0, "loaded_cap": LOADED,
     "chunk_budget": {"tokens": 192, "time_s": 1.0, "key": "m|50"},
+    "chunk_trial": {"tokens": 192, "num": 3, "total": 9, "at_s": 1.0, "key": "m|50"},
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import pytest
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.config_exception import ConfigException
 from sluice_operator.cluster import client
-from sluice_operator.cluster.client import Cluster, ClusterError, Ref
+from sluice_operator.cluster.client import Cluster, ClusterError, Listed, Ref
 from sluice_operator.metrics import Metrics
 
 
@@ -96,14 +96,15 @@ class OneOfEach(Lists):
 
     def listed(self, path: str) -> dict[str, object]:
         self.asked.append((path, self.headers["Accept"]))
-        return {"items": [{"metadata": {"uid": "uid-1"}}]}
+        return {"items": [{"metadata": {"uid": "uid-1"}}], "metadata": {"resourceVersion": "7"}}
 
 
 async def test_looking_for_missed_deletions_reads_no_spec_and_no_pod_that_has_ended() -> None:
     """There may be thousands."""
     with served_by(OneOfEach) as api:
         for kind in ("Pod", "Service"):
-            assert await api.uids(Ref(kind, "default"), label="a=b") == {"uid-1"}
+            listed = await api.listed(Ref(kind, "default"), label="a=b")
+            assert listed == Listed(frozenset({"uid-1"}), 7)
         assert len([pod async for pod in api.failed_pods("default", "a=b")]) == 1
     [(pods, accept), (services, _), (failed, _)] = OneOfEach.asked
     assert "fieldSelector=status.phase!=Failed,status.phase!=Succeeded" in pods

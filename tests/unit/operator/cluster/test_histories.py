@@ -501,6 +501,8 @@ def test_every_condition_is_true_at_every_moment(name: str) -> None:
         assert told.pop("ModelFits") == "True/Fits"
         # Requests of the window count also where the pod that served them does not serve now.
         assert told.pop("SLOMet") == ("True/TargetsHold" if has_served else "Unknown/NoTraffic")
+        succeeds = "True/RequestsSucceed" if has_served else "Unknown/NoTraffic"
+        assert told.pop("RequestsSucceed") == succeeds
         assert tuple(told.values()) == (_HEARD if core.startswith("True/") else _UNHEARD), (
             moment.now
         )

@@ -10,8 +10,8 @@ import pytest
 from sluice_operator.children import manifests
 from sluice_operator.children.pod import GRACE_MARGIN_SECONDS
 from sluice_operator.engines import FOREIGN
-from sluice_operator.model.checkpoint import Unread, read
-from sluice_operator.model.fit import Refused, ceiling_of, judge
+from sluice_operator.model.checkpoint import Refused, Unread, read
+from sluice_operator.model.fit import ceiling_of, judge
 from sluice_operator.settings import parse
 from sluice_operator.spec.engine_rules import OWNED_FLAGS, OWNED_VARIABLES
 from sluice_operator.spec.service import EngineName
@@ -79,6 +79,28 @@ def test_the_gate_stands_before_an_engine_that_ends_after_it(name: EngineName) -
     assert [port["containerPort"] for port in gate["ports"]] == [8000, 8001]
     assert pod["terminationGracePeriodSeconds"] == 5 + 45 + GRACE_MARGIN_SECONDS
     assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_restarted_for_its_own_hang_and_the_gate_is_not(name: EngineName) -> None:
+    """At any age: the gate's image is there first, so the engine's probe may ask from the start."""
+    pod = _pod(name, drain__timeout="200s")
+    [gate], [first, engine] = pod["containers"], pod["initContainers"]
+    assert first["image"] == gate["image"]
+    assert "restartPolicy" not in first
+    probe = engine["livenessProbe"]
+    assert probe["httpGet"] == {"path": "/healthz", "port": 8001}
+    until_gate_s = probe["initialDelaySeconds"] + probe["periodSeconds"] * probe["failureThreshold"]
+    assert until_gate_s >= 60, "a gate that starts slowly costs no engine"
+    hung_s = 30 + probe["periodSeconds"] * (probe["failureThreshold"] + 1)
+    assert hung_s + probe["terminationGracePeriodSeconds"] <= 128
+    for kind in ("startupProbe", "livenessProbe"):
+        assert gate[kind]["httpGet"] == {"path": "/version", "port": "admin"}
+    assert gate["livenessProbe"]["terminationGracePeriodSeconds"] < 60
+    assert gate["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "admin"}
+    [file] = [arg for arg in gate["args"] if arg.startswith("--served-file=")]
+    mounts = {mount["mountPath"] for mount in gate["volumeMounts"]}
+    assert file.partition("=")[2].startswith(tuple(f"{path}/" for path in mounts))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -186,7 +208,7 @@ def test_our_scheduler_comes_into_vllm_unless_the_user_names_another() -> None:
     assert "--engine-socket=/run/sluice/engine.sock" in pod["containers"][0]["args"]
     assert _env(engine)["SLUICE_GATE_SOCKET"] == "/run/sluice/engine.sock"
     theirs = _pod("VLLM", engine={"args": ["--scheduler_cls=a.B"]})
-    [engine] = theirs["initContainers"]
+    engine = theirs["initContainers"][-1]
     assert "PYTHONPATH" not in _env(engine)
     assert not any("engine-socket" in arg for arg in theirs["containers"][0]["args"])
 

@@ -19,8 +19,8 @@ from sluice_core.contract import (
 )
 from sluice_operator.children.runtime import Runtime
 from sluice_operator.loop.plan import Observed, Plan, _limits, plan
-from sluice_operator.model.checkpoint import Unread
-from sluice_operator.model.fit import Fit, Refused, judge
+from sluice_operator.model.checkpoint import Refused, Unread
+from sluice_operator.model.fit import Fit, judge
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.reasons import Reason
 from sluice_operator.spec.service import InferenceService

@@ -19,7 +19,7 @@ from sluice_core.contract import Hung, Tick, encode
 from sluice_core.errors import timestamp
 from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.child_store import ChildStore
-from sluice_operator.cluster.client import Cluster, ClusterError, Ref
+from sluice_operator.cluster.client import Cluster, ClusterError, Listed, Ref
 from sluice_operator.loop import children, reconcile
 from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
@@ -66,12 +66,14 @@ class Store(Cluster):
             raise self.refused[ref.kind]
         return self.objects.get((ref.kind, ref.name))
 
-    async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
-        if ref.kind == "InferenceService":
-            return frozenset() if self.is_deleted else frozenset({"uid-1"})
-        return frozenset(
-            body["metadata"]["uid"] for (kind, _), body in self.objects.items() if kind == ref.kind
-        )
+    async def listed(self, collection: Ref, label: str = "") -> Listed:
+        if collection.kind == "InferenceService":
+            return Listed(frozenset() if self.is_deleted else frozenset({"uid-1", "uid-2"}), 10_000)
+        assert label == LABEL.partition(",")[2]
+        named = [body for (kind, _), body in self.objects.items() if kind == collection.kind]
+        there = self.pods if collection.kind == "Pod" else named
+        uids = [body["metadata"]["uid"] for body in there]
+        return Listed(frozenset(uids), self.num_writes)
 
     async def failed_pods(self, namespace: str, label: str) -> AsyncIterator[dict[str, Any]]:
         assert label == LABEL
@@ -239,13 +241,13 @@ async def test_a_child_that_goes_while_it_is_written_is_made_again(
 
 
 async def test_a_child_that_went_unseen_right_after_it_was_written_is_found_missing(
-    store: Store, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch
+    store: Store, reconciler: Reconciler, clock: Clock
 ) -> None:
     await reconciler.reconcile()
     del store.objects[("Deployment", "demo")]
     await reconciler.reconcile()
     assert ("Deployment", "demo") not in store.objects, "no watch has told"
-    monkeypatch.setattr(children, "_SWEEP_RESYNCS", 0)
+    clock.running_s += 11 * SETTINGS.resync_s
     await reconciler.reconcile()
     assert ("Deployment", "demo") in store.objects
 

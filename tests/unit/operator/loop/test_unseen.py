@@ -11,13 +11,13 @@ import httpx
 import pytest
 from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.child_store import ChildStore
-from sluice_operator.cluster.client import Ref
+from sluice_operator.cluster.client import Listed, Ref
 from sluice_operator.loop import children, reconcile
 from sluice_operator.loop.ownership import owner_of
 from sluice_operator.loop.reconcile import Dependencies, Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
-from sluice_operator.model.fit import Refused
+from sluice_operator.model.checkpoint import Refused
 from unit.operator.loop.test_reconciler import DEMO, AdminPorts, Children, Clock, Store, body
 from unit.operator.observations import SETTINGS, pod_body
 
@@ -219,14 +219,9 @@ class Listing(Slow):
 
     meanwhile: Callable[[str], None] = staticmethod(lambda kind: None)
 
-    async def uids(self, ref: Ref, label: str = "") -> frozenset[str]:
-        found = await super().uids(ref, label)
-        self.meanwhile(ref.kind)
-        return found
-
-    async def get(self, ref: Ref) -> Any:
-        found = await super().get(ref)
-        self.meanwhile(ref.kind)
+    async def listed(self, collection: Ref, label: str = "") -> Listed:
+        found = await super().listed(collection, label)
+        self.meanwhile(collection.kind)
         return found
 
 
@@ -238,7 +233,7 @@ async def test_what_comes_and_goes_while_deletions_are_looked_for_is_as_the_watc
     one = create_operator(store, children=held)
     await one.reconcile()
     new = pod_body()
-    new["metadata"]["resourceVersion"] = "1"
+    new["metadata"]["resourceVersion"] = "100"  # newer than the list
 
     def meanwhile(kind: str) -> None:
         if kind == "Pod":

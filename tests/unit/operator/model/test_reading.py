@@ -15,8 +15,7 @@ import pytest
 from sluice_operator.children import manifests
 from sluice_operator.cluster.client import Cluster, Ref
 from sluice_operator.model import reader
-from sluice_operator.model.checkpoint import ModelFacts, Unread
-from sluice_operator.model.fit import Refused
+from sluice_operator.model.checkpoint import ModelFacts, Refused, Unread
 from sluice_operator.model.reader import Found, ModelReader
 from sluice_operator.spec.service import InferenceService
 from sluice_operator.spec.service import Model as SpecModel

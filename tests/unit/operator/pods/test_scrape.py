@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -371,6 +372,20 @@ async def test_an_absent_pod_is_named() -> None:
     held = await _scrape(ScrapeTarget("uid-gone", "127.0.0.1", 1))
     assert held.problem is not None
     assert "ConnectError" in held.problem
+
+
+async def test_a_port_that_takes_no_connection_is_said_to_be_kept_from_the_operator() -> None:
+    """As behind a default-deny policy, whose network drops what it refuses."""
+    with socket.socket() as closed, socket.socket() as first, socket.socket() as second:
+        closed.bind(("127.0.0.1", 0))
+        closed.listen(0)
+        for other in (first, second):  # the backlog is full; the kernel drops what comes
+            other.setblocking(False)
+            other.connect_ex(closed.getsockname())
+        target = ScrapeTarget("uid-1", *closed.getsockname())
+        held = await _scrape(target)
+    said = "no connection to port {} within 1.5 s, as where no NetworkPolicy lets the operator in"
+    assert held.problem == said.format(target.port)
 
 
 async def test_one_bad_pod_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

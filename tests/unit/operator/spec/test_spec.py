@@ -112,7 +112,7 @@ UNREADABLE = [
     Invalid("spec.model.uri", "a" * 300, "spec.model.uri: Expected `str` of length <= 253"),
     Invalid("spec.model.task", "Sing", "spec.model.task: Invalid enum value 'Sing'"),
     Invalid("spec.model.maxModelLen", 0, "spec.model.maxModelLen: Expected `int` >= 1"),
-    Invalid("spec.engine.args", ["--seed=1"] * 33, "spec.engine.args: Expected `array` of length"),
+    Invalid("spec.engine.args", ["--seed=1"] * 129, "spec.engine.args: Expected `array` of length"),
     Invalid("spec.hardware.memory", "24GB", "spec.hardware.memory: must be bytes over zero"),
     Invalid("spec.hardware.memory", "0Gi", "spec.hardware.memory: must be bytes over zero"),
     Invalid("spec.hardware.memory", -1, "spec.hardware.memory: must be bytes over zero"),

@@ -674,3 +674,58 @@ def test_misses_of_before_the_targets_were_edited_are_not_told() -> None:
         for past in (Past(), Past(targets_since_s=NOW - 6))
     ]
     assert told == [40, 8]
+
+
+def _asked(num: int, failed: dict[str, int], finished: int) -> Report:
+    """An object whose pod serves, after so many ticks in each of which this came of requests."""
+    n = finished
+    ticks = [
+        made.tick(seq, finished=n, good=n, smooth=n, ttft=made.late(n, 0), failed=failed)
+        for seq in range(1, num + 1)
+    ]
+    return _report(decision=decide(Past(), made.observation(made.pod("a", ticks)))[1])
+
+
+def test_an_engine_that_fails_all_is_not_ready_and_says_how_in_words_that_stay() -> None:
+    """It answered 500 to all, and was Ready."""
+    failing = [_asked(num, {"500": 5, "cut": 1}, 0) for num in (2, 3)]
+    for kind in ("Ready", "RequestsSucceed", "SLOMet"):
+        found = _condition(failing[0], kind)
+        assert (found["status"], found["reason"]) == ("False", "RequestsFail")
+    ready = [_condition(report, "Ready")["message"] for report in failing]
+    assert set(ready) == {"1 of 1 pods serve, and each request fails: 500, cut"}
+    stalled = [_condition(report, "Stalled")["status"] for report in failing]
+    assert stalled == ["False", "False"], "it may be mended by itself"
+    load = build(failing[0], {}, NOW)["load"]
+    assert (load["failed"], load["failedPercent"]) == ({"500": 10, "cut": 2}, "100")
+
+
+def test_an_engine_that_fails_some_is_ready_and_says_how_many() -> None:
+    some = _asked(30, {"cut": 1}, 9)
+    assert _condition(some, "Ready")["reason"] == "Serving"
+    told = _condition(some, "RequestsSucceed")
+    assert (told["status"], told["reason"]) == ("False", "RequestsFail")
+    assert told["message"] == "30 of 300 requests failed: cut (30) in 600 s"
+    assert build(some, {}, NOW)["load"]["failedPercent"] == "10"
+    assert "failed" not in build(_asked(30, {}, 9), {}, NOW)["load"]
+
+
+def test_a_rollout_that_cannot_succeed_is_told_where_the_older_engine_fails_too() -> None:
+    stuck = replace(
+        _asked(3, {"500": 5}, 0),
+        rollout=_SURGES,
+        pods=(create_pod(), create_pod("demo-2", **_waiting("ImagePullBackOff"))),
+    )
+    assert _condition(stuck, "Ready")["reason"] == "RequestsFail"
+    assert _condition(stuck, "Stalled")["reason"] == "ImagePullBackOff"
+
+
+def test_one_event_tells_that_requests_fail_and_one_that_they_succeed_again() -> None:
+    sound, some = build(_asked(30, {}, 9), {}, NOW), build(_asked(30, {"500": 1}, 9), {}, NOW)
+    (began,) = events.transitions(sound, some)
+    assert (began.warning, began.reason) == (True, "RequestsFail")
+    assert began.message.startswith("RequestsSucceed=False: 30 of 300 requests failed: 500 (30)")
+    assert list(events.transitions(some, some)) == []
+    ended = [n for n in events.transitions(some, sound) if n.message.startswith("RequestsSucceed")]
+    (end,) = ended
+    assert (end.warning, end.reason) == (False, "RequestsSucceed")

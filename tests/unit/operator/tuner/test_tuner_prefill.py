@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from sluice_core.contract import StepModel, TokenGaps, Waiting
 from sluice_core.latency import StepLaw
 from sluice_operator.tuner import CapLimits, ChunkBudget, ChunkLimits, Decision, Past, decide
+from sluice_operator.tuner import constants as k
 from sluice_operator.tuner.model import allowed_chunk
+from sluice_operator.tuner.types import ChunkTrial
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
 MODEL = StepModel(10.0, 1.0, 0.0, 0.1, 1000, 1.05)
@@ -113,38 +115,94 @@ def test_an_allowed_chunk_holds_the_target_or_is_the_least(
     assert fewer <= tokens
 
 
-def test_the_first_budget_is_taken_at_once_and_a_needed_one_after_a_day() -> None:
+def _proposals(
+    *costs: float, past: Past | None = None, every_s: float = 2.0, **changes: Any
+) -> tuple[Past, int]:
+    """The past after passes with models of such costs of a prompt token, and how many it took
+    until a budget was new."""
+    start = past or Past()
+    past = start
+    for number, cost in enumerate(costs, 1):
+        model = StepModel(10.0, 1.0, 0.0, cost, 1000, 1.05)
+        now = 60.0 + every_s * number
+        ticks = [
+            tick(seq, itl=gaps(1000, 0), **changes)
+            for seq in range(int(now / 2) - 29, int(now / 2) + 1)
+        ]
+        view = pod("a", ticks, model=model, chunk_is="fixed")
+        limits = replace(LIMITS, chunk=ROLLED)
+        past, _ = decide(past, replace(observation(view, limits=limits), now=now))
+        if past.chunk_budget != start.chunk_budget:
+            return past, number
+    return past, 0
+
+
+def test_a_budget_is_taken_once_five_minutes_of_traffic_proposed_it() -> None:
+    """A model of a few seconds rolled the pods for a guess."""
+    past, number = _proposals(*[0.1] * 200)
+    assert number == k.CHUNK_TICKS
+    assert past.chunk_budget is not None
+    assert (past.chunk_budget.tokens, past.chunk_trial) == (192, None)
+
+
+def test_a_start_that_is_slower_than_what_follows_is_forgotten() -> None:
+    past, number = _proposals(*[1.0] * 20, *[0.1] * 200)
+    assert number == 20 + k.CHUNK_TICKS
+    assert past.chunk_budget is not None
+    assert past.chunk_budget.tokens == 192
+
+
+def test_a_model_that_hears_nothing_new_settles_nothing() -> None:
+    assert _proposals(*[0.1] * 200, max_running=0, running=0)[1] == 0
+    assert _proposals(*[0.1] * 200, every_s=0.5)[1] == 0, "a tick is counted once"
+
+
+def test_under_a_load_that_never_rests_the_roll_comes_within_an_hour() -> None:
+    past, number = _proposals(*[0.1, 0.05] * 1000)
+    assert number == k.CHUNK_TICKS_MOST
+    assert past.chunk_budget is not None
+    assert past.chunk_budget.tokens == 192, "the smaller of the two"
+
+
+def test_a_wanted_budget_replaces_another_after_a_day() -> None:
     limits = replace(LIMITS, chunk=ROLLED)
-    past, decision = decided(gaps(1000, 0), MODEL, limits=limits)
-    assert past.chunk_budget == ChunkBudget(192, 60.0, "m|50")
-    assert decision.proposed_chunk == 192
+    known = ChunkBudget(192, 60.0, "m|50")
+    settled = {
+        96: ChunkTrial(96, 150, 150, 0.0, "m|50"),
+        384: ChunkTrial(384, 150, 150, 0.0, "m|50"),
+    }
     faster, slower = (StepModel(10.0, 1.0, 0.0, d, 1000, 1.05) for d in (0.05, 0.2))
     prompts_late = late(10, 10, "prefill")
-    for now, model, ttft, itl, tokens in (
-        (DAY_S, faster, prompts_late, met_prompts(), 192),
-        (DAY_S + 60, faster, prompts_late, met_prompts(), 384),
-        (DAY_S + 60, faster, late(10, 0), met_prompts(), 192),
-        (DAY_S, slower, late(10, 0), met_prompts(), 192),
-        (DAY_S + 60, slower, late(10, 0), met_prompts(), 96),
-        (DAY_S + 60, slower, late(10, 0), gaps(1000, 0), 192),
+    for now, model, ttft, itl, tokens, trial in (
+        (DAY_S, faster, prompts_late, met_prompts(), 192, 384),
+        (DAY_S + 60, faster, prompts_late, met_prompts(), 384, 384),
+        (DAY_S + 60, faster, late(10, 0), met_prompts(), 192, 384),
+        (DAY_S, slower, late(10, 0), met_prompts(), 192, 96),
+        (DAY_S + 60, slower, late(10, 0), met_prompts(), 96, 96),
+        (DAY_S + 60, slower, late(10, 0), gaps(1000, 0), 192, 96),
     ):
+        past = Past(chunk_budget=known, chunk_trial=settled[trial])
         later, _ = decided(itl, model, past=past, limits=limits, now=now, ttft=ttft)
         assert later.chunk_budget is not None
         assert later.chunk_budget.tokens == tokens
+    past = Past(chunk_budget=known, chunk_trial=settled[96])
     unheard, _ = decided(met_prompts(), None, past=past, limits=limits, now=2 * DAY_S)
-    assert unheard.chunk_budget == past.chunk_budget, "kept without a model"
+    assert unheard.chunk_budget == known, "kept without a model"
     for chunk in (replace(ROLLED, key="other"), replace(ROLLED, least=256)):
         other = replace(limits, chunk=chunk)
         assert decided(met_prompts(), None, past=past, limits=other)[0].chunk_budget is None
 
 
 def test_a_budget_is_only_proposed_where_pods_may_not_roll_or_it_is_hardly_better() -> None:
+    settled = Past(chunk_trial=ChunkTrial(192, 150, 150, 0.0, "m|50"))
     held = replace(LIMITS, chunk=replace(ROLLED, may_roll=False))
-    past, decision = decided(met_prompts(), MODEL, limits=held)
+    past, decision = decided(met_prompts(), MODEL, limits=held, past=settled)
     assert (past.chunk_budget, decision.proposed_chunk) == (None, 192)
     alike = StepModel(10.0, 1.0, 0.0, 0.014, 1000, 1.05)
-    past, decision = decided(met_prompts(), alike, limits=replace(LIMITS, chunk=ROLLED))
+    rolled = replace(LIMITS, chunk=ROLLED)
+    past, decision = decided(met_prompts(), alike, limits=rolled, past=settled)
     assert (past.chunk_budget, decision.proposed_chunk) == (None, 1536)
+    assert decided(met_prompts(), MODEL, limits=rolled, past=settled)[0].chunk_budget is not None
 
 
 @pytest.mark.parametrize(

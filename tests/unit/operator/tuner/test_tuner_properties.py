@@ -49,7 +49,7 @@ def ticks(draw: st.DrawFn, seq: int, t_s: float, epoch: int) -> Tick:
         max_num_seqs=draw(st.integers(1, 64)),
         arrivals=draw(count),
         refused=draw(count),
-        finished=draw(count),
+        finished=draw(st.just(0) | count),
         ttft=FirstTokens(n, draw(among(n)), causes, draw(sketches)),
         itl=draw(gaps()),
         e2e=Requests(n, draw(among(n)), draw(sketches)),
@@ -63,6 +63,7 @@ def ticks(draw: st.DrawFn, seq: int, t_s: float, epoch: int) -> Tick:
         running=draw(count),
         max_running=draw(count),
         waiting=Waiting(draw(small | count), draw(small | count)),
+        failed=draw(st.dictionaries(st.sampled_from(["500", "cut", "died"]), count, max_size=2)),
     )
 
 
@@ -184,6 +185,10 @@ def check(
         assert move.reason.isalnum()
         assert move.message
         assert "nan" not in move.message
+    for told in (decision.slo_met, decision.slo_feasible, decision.metrics, decision.succeed):
+        assert told.reason.isalnum()
+        assert told.message
+    assert 0 <= decision.failures.share <= 1
     for judged in decision.verdicts.values():
         numbers = (judged.over_share, judged.quantile_ms or 0.0)
         assert all(math.isfinite(number) for number in numbers)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from sluice_core.contract import Slo
+from sluice_core.model.sizing import BODIES_BYTES
 from sluice_core.wire import FinishReason, FirstToken, TokenOut, packed
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.recorder import Recorder
-from sluice_frontend.http.bodies import FREE_BYTES, Answers
+from sluice_frontend.http.bodies import SMALL_ANSWER, Answers
 from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api import stream
 from sluice_worker.api.generation import Arrived, Generation, OpenChoice
@@ -27,12 +28,15 @@ from unit.worker.api.tiny import write_tokenizer
 
 GAP_S = 0.1
 TOKENS = 6
-LARGE = FREE_BYTES + 1
+LARGE = SMALL_ANSWER + 1
 
 
 @pytest.mark.parametrize(
     "kind",
-    [lambda form: WholeReply(form, Answers()), lambda form: EventStream(form, Answers(), 0.0)],
+    [
+        lambda form: WholeReply(form, Answers(BODIES_BYTES)),
+        lambda form: EventStream(form, Answers(BODIES_BYTES), 0.0),
+    ],
     ids=["whole", "stream"],
 )
 async def test_a_large_reply_is_written_down_in_a_thread(kind: Callable[[Any], Response]) -> None:
@@ -49,7 +53,7 @@ async def test_a_large_reply_is_written_down_in_a_thread(kind: Callable[[Any], R
         pass
 
     nothing: Any = None
-    for size in (FREE_BYTES + 1, FREE_BYTES):
+    for size in (SMALL_ANSWER + 1, SMALL_ANSWER):
         generation = Generation("cmpl-1", parse_completion(b'{"prompt": "a"}'), nothing, nothing)
         choice: Any = SimpleNamespace(
             index=0,
@@ -132,7 +136,7 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
         num_bytes=lambda firsts, num: LARGE if firsts and slow != "client" else 0,
     )
     come()
-    await EventStream(form, Answers(), 0.0)({"type": "http"}, receive, send)
+    await EventStream(form, Answers(BODIES_BYTES), 0.0)({"type": "http"}, receive, send)
     assert sent[-1]["more_body"] is False
     assert (timer.num_tokens, timer.num_gaps_over) == (TOKENS, 0)
     told_s = (clock.now_s, clock.now_s) if slow == "writing" else (came_s[0], came_s[-1])

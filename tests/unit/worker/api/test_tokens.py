@@ -12,11 +12,11 @@ from sluice_frontend.process.app import bare
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from sluice_worker.api import tokens as module
 from sluice_worker.api.service import Service
-from sluice_worker.api.tokens import CHARS_PER_TOKEN, MAX_WINDOWS, add_token_routes
+from sluice_worker.api.tokens import CHARS_PER_TOKEN, add_token_routes
 from starlette.types import ASGIApp, Message
 from unit.worker.api.test_waiting_memory import READY, create_service
 
-MOST = MAX_WINDOWS * READY.max_model_len
+MOST = READY.max_model_len
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def chat(text: str) -> dict[str, Any]:
     ],
     ids=["characters", "tokens", "characters of a chat", "tokens of a chat", "ids"],
 )
-async def test_a_text_of_more_than_a_few_windows_is_refused(
+async def test_a_text_over_the_limit_is_refused(
     app: ASGIApp, path: str, body: dict[str, Any], param: str
 ) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
@@ -58,7 +58,7 @@ async def test_a_text_of_more_than_a_few_windows_is_refused(
     assert "send it in parts" in error["message"]
 
 
-async def test_a_text_of_several_windows_is_tokenised(app: ASGIApp) -> None:
+async def test_a_text_of_a_whole_window_is_tokenised(app: ASGIApp) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         answer = (await client.post("/tokenize", json={"prompt": "z" * MOST})).json()
         assert answer["count"] == MOST

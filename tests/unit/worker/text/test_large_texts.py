@@ -1,28 +1,23 @@
 """A large text: refused by its length where it cannot fit, cut before it is tokenised, in turn."""
 
-import asyncio
 import json
-import threading
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import ContextLengthExceeded
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.http.offload import LARGE_CHARS, texts
-from sluice_frontend.openai.chat import Conversation, parse_chat
 from sluice_frontend.openai.protocol import parse_completion
-from sluice_frontend.serving.bounds import check_length
 from sluice_worker.api.service import Service
 from sluice_worker.base.config import EngineConfig, WorkerConfig
-from sluice_worker.text.renderer import Renderer
+from sluice_worker.text import pieces
 from sluice_worker.text.tokenizer import SLACK, Tokenizer
 from sluice_worker.text.vocabulary import longest_token
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
-from unit.worker.api.test_waiting_memory import READY, serves
+from unit.worker.api.test_waiting_memory import READY, create_service, serves
 from unit.worker.api.tiny import write_checkpoint
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -122,38 +117,25 @@ async def test_a_text_that_cannot_fit_is_not_tokenised(service: Service) -> None
 async def test_a_chat_that_cannot_fit_is_not_tokenised(service: Service) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 1_000_000}]}).encode()
     with pytest.raises(ContextLengthExceeded, match="and it has at least [0-9]+$") as refused:
-        await service.open_chat(parse_chat(body), len(body), 0.0)
+        await service.read_chat(body)
+    service.close()
     assert refused.value.param == "messages"
 
 
-def test_a_conversation_has_no_window_of_its_own(tmp_path: Path) -> None:
-    directory = write_checkpoint(tmp_path)
-    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    renderer = Renderer(directory, None, Tokenizer(directory))
-    conversation = Conversation(({"role": "user", "content": "x" * 10_000},))
-    assert len(renderer.token_ids(conversation)) > READY.max_model_len
-    with pytest.raises(ContextLengthExceeded):
-        renderer.token_ids(conversation, lambda num_chars: check_length(num_chars, 1, "messages"))
+async def test_a_text_is_read_no_further_than_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, seen, encoded = create_service(tmp_path, ServerConfig()), list[int](), pieces.encoded
 
+    def counted(library: Library, text: str, *, offsets: bool = False) -> Any:
+        seen.append(len(text))
+        return encoded(library, text, offsets=offsets)
 
-async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_them() -> None:
-    begun, has_begun, may_end = list[str](), threading.Event(), threading.Event()
-    turns, threads = texts(), set()
-
-    def work(name: str) -> None:
-        begun.append(name)
-        has_begun.set()
-        threads.add(threading.get_ident())
-        may_end.wait(10)
-
-    large = [
-        asyncio.create_task(turns.result(LARGE_CHARS + 1, partial(work, name)))
-        for name in ("first", "second")
-    ]
-    assert await asyncio.to_thread(has_begun.wait, 10)
-    assert await turns.result(LARGE_CHARS, lambda: "small") == "small"
-    assert begun == ["first"]
-    may_end.set()
-    await asyncio.gather(*large)
-    assert begun == ["first", "second"]
-    assert len(threads) == 1  # each thread that had one would keep its memory
+    monkeypatch.setattr(pieces, "PIECE", 1024)
+    monkeypatch.setattr(pieces, "OVERLAP", 64)
+    monkeypatch.setattr(pieces, "encoded", counted)
+    text = "Q" * (READY.max_model_len * 5)
+    assert service.tokenizer.fewest(len(text)) < READY.max_model_len
+    with pytest.raises(ContextLengthExceeded, match="at least"):
+        await service.open(parse_completion(json.dumps({"prompt": text}).encode()), 0.0)
+    assert READY.max_model_len < sum(seen) < len(text) / 2

@@ -1,13 +1,14 @@
 """Where a model's chat template comes from, and what is told where there is none."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sluice_core.errors import CheckpointError, ConfigError, RequestError
 from sluice_frontend.openai.chat import Conversation
-from sluice_worker.text.renderer import Renderer
+from sluice_worker.text.renderer import MAX_PIECES, Templates
 from sluice_worker.text.tokenizer import Tokenizer
 from transformers import PreTrainedTokenizerFast
 from unit.worker.api.tiny import write_tokenizer
@@ -21,7 +22,8 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 def text_of(directory: Path, flag: Path | None = None, **fields: Any) -> str:
     """The prompt of one message, in text."""
     tokenizer = Tokenizer(directory)
-    ids = Renderer(directory, flag, tokenizer).token_ids(Conversation((HELLO,), **fields))
+    pieces = Templates.of(directory, flag, tokenizer).render(Conversation((HELLO,), **fields))
+    ids = tokenizer.encode_rendered(pieces)
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -134,6 +136,21 @@ def test_messages_that_are_nested_too_deeply_are_refused(directory: Path) -> Non
     for _ in range(900):
         deep = [deep]
     with pytest.raises(RequestError):
-        Renderer(directory, None, Tokenizer(directory)).token_ids(
+        Templates.of(directory, None, Tokenizer(directory)).render(
             Conversation(({**HELLO, "x": deep},))
         )
+
+
+def test_a_chat_of_nothing_but_control_tokens_is_refused(directory: Path) -> None:
+    """Each is a piece of its own, of a hundred bytes of memory."""
+    (directory / "chat_template.jinja").write_text(SAID)
+    templates = Templates.of(directory, None, Tokenizer(directory))
+    assert len(templates.render(Conversation(({**HELLO, "content": "<|end|>" * 1000},)))) > 1000
+    with pytest.raises(RequestError, match="control tokens"):
+        templates.render(Conversation(({**HELLO, "content": "<|end|>" * MAX_PIECES},)))
+
+
+def test_templates_go_to_another_process_as_they_are(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text(SAID)
+    templates = Templates.of(directory, None, Tokenizer(directory))
+    assert pickle.loads(pickle.dumps(templates)) == templates  # noqa: S301 - our own

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import CheckpointError
-from sluice_worker.text.tokenizer import SHORT, Tokenizer
+from sluice_worker.text.pieces import SHORT
+from sluice_worker.text.tokenizer import Tokenizer
 from tokenizers import (
     AddedToken,
     decoders,
