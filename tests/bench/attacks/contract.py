@@ -215,7 +215,7 @@ async def count_tokens(directory: Path) -> Came:
 async def long_arguments(directory: Path) -> Came:
     objects = "/apis/sluice.dev/v1alpha1/namespaces/default/inferenceservices"
     long = "--compilation-config=" + json.dumps({"x": "y" * 308})
-    many = [f"--allowed-media-domains=h{number}.example" for number in range(68)]
+    many = [f"--flag-{number}=1" for number in range(68)]
     said = []
     with running_apiserver(directory / "api") as server, administrator(server) as client:
         for args in ([long], many):
