@@ -24,7 +24,8 @@ class Flight:
     """A request. `turn`: set when it may go to the engine,
     or to the error that ends it. `stop`: set when it must end although it has gone there.
 
-    `met_lack`: the engine told of a lack of memory while its prompt was computed.
+    `timers`: one for each of its sequences, up to the backend's bound. `met_lack`: the engine told
+    of a lack of memory while its prompt was computed.
     """
 
     asked: Asked
@@ -40,7 +41,8 @@ class Flight:
 
     @property
     def num_sequences(self) -> int:
-        return len(self.timers)
+        """Places that it takes."""
+        return self.work.num_sequences
 
     @property
     def prompt_tokens(self) -> int:

@@ -100,6 +100,7 @@ class Service:
             request.deadlines.ttft_ms,
             request.priority,
             is_another=i > 0,
+            client=request.client,
         )
         choice = OpenChoice(
             len(generation.choices),
