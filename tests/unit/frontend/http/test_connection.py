@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -419,3 +420,41 @@ def test_who_offers_http_2_is_answered_without_a_warning(caplog: pytest.LogCaptu
 
     assert uvloop.run(ask()) == b"HTTP/1.1 200"
     assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]
+
+
+async def connected(
+    clients: Clients, source: str, to: tuple[str, int], sent: bytes
+) -> socket.socket:
+    """A client that comes from the address `source`, and has sent this."""
+    loop, client = asyncio.get_running_loop(), clients.enter_context(socket.socket())
+    client.setblocking(False)
+    client.bind((source, 0))
+    await loop.sock_connect(client, to)
+    await loop.sock_sendall(client, sent)
+    await asyncio.sleep(0.02)  # it is accepted and read
+    return client
+
+
+def test_beside_busy_connections_of_one_address_another_gets_in() -> None:
+    async def crowd() -> tuple[list[bytes], list[bytes]]:
+        async with bounded(20, Waits()) as (_, address), Clients() as clients:
+            busy = [await connected(clients, "127.0.0.1", address, GET) for _ in range(22)]
+            others = [await connected(clients, "127.0.0.2", address, GET) for _ in range(6)]
+            return [await told(each) for each in busy], [await told(each) for each in others]
+
+    busy, others = uvloop.run(crowd())
+    assert busy == [b"?"] * 20 + [b""] * 2
+    assert others == [b"?"] * 4 + [b""] * 2, "of the five that are kept, one is for a third"
+
+
+def test_idle_connections_of_one_address_yield_to_those_of_another() -> None:
+    async def crowd() -> Counter[str]:
+        async with bounded(8, refuses) as (state, address), Clients() as clients:
+            for source in ("127.0.0.1", "127.0.0.2"):
+                for _ in range(8):
+                    await connected(clients, source, address, GET)
+            return Counter(one.address for one in state.connections if isinstance(one, Connection))
+
+    held = uvloop.run(crowd())
+    assert held.total() <= room_for(8)
+    assert held["127.0.0.2"] >= 4, held
