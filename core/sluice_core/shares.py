@@ -77,10 +77,19 @@ class Shares(Generic[Job]):
             share.line.remove(job)
             self._forget(self._client_of(job), share)
 
+    @property
+    def num_waiting_clients(self) -> int:
+        """The number of clients that have a job here."""
+        return sum(1 for share in self._shares.values() if len(share.line))
+
     def take(self, job: Job, now_s: float) -> None:
-        """A job gets its places; it need not have waited."""
+        """A waiting job gets its places, and waits no longer."""
+        self._share(job).line.remove(job)
+        self.hold(job, now_s)
+
+    def hold(self, job: Job, now_s: float) -> None:
+        """A job gets its places, whether it waits on for something else or has not waited."""
         share, places = self._share(job), self._places_of(job)
-        share.line.remove(job)
         self._pass(now_s)
         self._from = max(self._from, share.had_by(now_s))  # where one stands that is served now
         self._began[id(job)] = now_s

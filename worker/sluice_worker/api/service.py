@@ -246,5 +246,6 @@ def _message(
         cache_salt=request.cache_salt,
         ttft_ms=request.deadlines.ttft_ms,
         priority=request.priority,
+        client=request.client,
         sampling=sampling,
     )
