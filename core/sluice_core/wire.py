@@ -99,6 +99,7 @@ class Submit(Frame, frozen=True):
     `prompt`: token ids as packed int32; a list would take ten times the memory, and many may wait.
     `arrived_s`, `ttft_ms`: start and length of its own first-token deadline, if it has one.
     `is_another`: it has the prompt of the request before it, and another answer is wanted.
+    `client`: whose share of the places it takes.
     """
 
     request_id: str
@@ -116,6 +117,7 @@ class Submit(Frame, frozen=True):
     ttft_ms: float | None = None
     priority: int = 0
     is_another: bool = False
+    client: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:

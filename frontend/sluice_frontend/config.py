@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -176,6 +177,17 @@ class ServerConfig:
     connection_max_age: Seconds = flag(
         "seconds after which an answer closes its connection; a tenth while requests wait", 30.0
     )
+    keep_alive_timeout: Seconds = flag(
+        "seconds after which an idle connection is closed: longer than proxies keep theirs, "
+        "Google's for 600",
+        620.0,
+    )
+    trusted_proxies: tuple[str, ...] = flag(
+        "JSON list of networks, as 10.0.0.0/8, whose X-Forwarded-For tells a client's address; "
+        "without keys, each address has a share",
+        (),
+        noun="list of networks",
+    )
     sse_keep_alive_interval: float = flag("seconds of silence until a comment; 0: never", 0.0)
     allowed_origins: tuple[str, ...] = flag(
         'JSON list of pages that may ask from a browser; ["*"]: all', ("*",), noun="list of origins"
@@ -277,6 +289,11 @@ def contradictions(
         )
     if server.overload == "Shed" and ttft_ms is None:
         problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
+    for text in server.trusted_proxies:
+        try:
+            ip_network(text)
+        except ValueError as error:
+            problems.append(f"--trusted-proxies: {error}")
     return problems
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, generate_latest
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.metrics import OwnCollector
+from sluice_frontend.http.clients import networks_of
 from sluice_frontend.http.guards import PROBE_PATHS, EdgeMiddleware, Inflight
 from sluice_frontend.process.app import add_probes, api_bearer, bare
 from starlette.middleware.cors import CORSMiddleware
@@ -68,6 +69,7 @@ def api_app(gate: Gate, config: ServerConfig, inflight: Inflight) -> ASGIApp:
         lifetime=gate.runtime.lifetime,
         load=gate.runtime.load,
         on_answer=on_answer,
+        trusted=networks_of(config.trusted_proxies),
     )
     if not config.allowed_origins:
         return edge  # the engine answers browsers

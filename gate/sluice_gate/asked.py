@@ -16,11 +16,10 @@ from sluice_core.work import Deadlines, Work
 
 from . import ollama
 from .encoding import decoded
+from .estimate import BYTES_PER_TOKEN, TokenSize
 from .json_object import check_spelling, first, items, members, scalar
 from .operations import OPERATIONS, Operation, operation_of
 
-BYTES_PER_TOKEN = 4
-"""Of text, before any answer told better; token ids count as so many bytes each."""
 MAX_SEQUENCES = 1 << 14
 """Of one request, as vLLM's VLLM_MAX_N_SEQUENCES: each has a timer here."""
 PICTURE_BYTES = 4096
@@ -53,7 +52,7 @@ class Asked:
     deadlines: Deadlines = Deadlines()
     body: bytes | None = None
 
-    def work(self, size: "TokenSize", client: str) -> Work:
+    def work(self, size: TokenSize, client: str) -> Work:
         """The same with estimated tokens, for the share of `client`."""
         tokens = tuple(size.tokens(num) for num in self.prompts)
         return Work(tokens, self.n, self.is_stream, self.deadlines, self.priority, client)
@@ -188,20 +187,3 @@ def _deadline(found: Mapping[str, Raw], name: str) -> float | None:
             f"{name} must be milliseconds over 0 and at most {MAX_MS:.0f}", param=name
         )
     return float(value)
-
-
-class TokenSize:
-    """Mean bytes of text per token, learnt from what answers tell of their prompts."""
-
-    def __init__(self) -> None:
-        self._bytes, self._tokens = BYTES_PER_TOKEN, 1
-
-    def learn(self, num_bytes: int, num_tokens: int) -> None:
-        """A prompt of so many bytes was so many tokens."""
-        if num_bytes > 0 and num_tokens > 0:
-            self._bytes += num_bytes
-            self._tokens += num_tokens
-
-    def tokens(self, num_bytes: int) -> int:
-        """Tokens of a prompt of so many bytes; at least 1."""
-        return max(1, round(num_bytes * self._tokens / self._bytes))

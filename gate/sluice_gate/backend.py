@@ -22,6 +22,8 @@ from .queue import Queue
 
 KV_PARTS = 1000
 """Foreign engines tell the used share of their KV cache, not blocks."""
+MOST_TIMERS = 1024
+"""Sequences of one request that are timed: a list of inputs may be very long."""
 FULL_KV = 0.95
 UNKNOWN_WINDOW = 1
 """Of `Ready`, from an engine that does not tell its window."""
@@ -72,13 +74,13 @@ class GateBackend:
             self._ledger().recorder,
             time.monotonic(),
         )
+        sequences = ((num, another) for num in work.prompts for another in range(work.n))
         timers = [
             recorder.arrive(
                 str(next(self._ids)), arrival_s, now_s, num, work.deadlines.ttft_ms,
-                work.priority, is_another=another > 0,
+                work.priority, is_another=another > 0, client=work.client,
             )
-            for num in work.prompts
-            for another in range(work.n)
+            for num, another in itertools.islice(sequences, MOST_TIMERS)
         ]  # fmt: skip
         for timer in timers:
             timer.group = timers[0].group

@@ -24,9 +24,10 @@ class Flight:
     """A request. `turn`: set when it may go to the engine,
     or to the error that ends it. `stop`: set when it must end although it has gone there.
 
-    `met_lack`: the engine told of a lack of memory while its prompt was computed. `has_head`: the
-    head of the engine's answer came. `has_answered`: a piece of its body did. `is_held_up`: a piece
-    waits for its client to read.
+    `timers`: one for each of its sequences, up to the backend's bound. `met_lack`: the engine told
+    of a lack of memory while its prompt was computed. `has_head`: the head of the engine's answer
+    came. `has_answered`: a piece of its body did. `is_held_up`: a piece waits for its client to
+    read.
     """
 
     asked: Asked
@@ -45,7 +46,8 @@ class Flight:
 
     @property
     def num_sequences(self) -> int:
-        return len(self.timers)
+        """Places that it takes."""
+        return self.work.num_sequences
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,21 +1,25 @@
 """*Rim*: requests in to the queue, answers out with the engine's own bytes."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import aiohttp
 from sluice_core.errors import NotReady, SluiceError
 from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Bodies, too_many
-from sluice_frontend.serving.admission import Admission
+from sluice_frontend.http.clients import CLIENT
+from sluice_frontend.http.guards import Inflight
+from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY, Admission
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from .asked import Asked, Door, TokenSize, read
+from .asked import Asked, Door, read
 from .backend import GateBackend
 from .chunks import Chunks
 from .config import GateConfig
+from .estimate import TokenSize
 from .flight import Flight
 from .ollama import check_route
 from .operations import READING, takes_place
@@ -39,7 +43,7 @@ class Proxy:
         engine, server = config.engine.engine, config.server
         self._door = Door(engine, server.served_model_name, server.max_body_bytes)
         self._size, self._beside = TokenSize(), Beside(memory_bytes=server.reading_bytes)
-        self._relay = Relay(backend, self._size)
+        self._relay, self._passing = Relay(backend, self._size), Inflight()
 
     def close(self) -> None:
         """End the process that reads large bodies."""
@@ -53,14 +57,14 @@ class Proxy:
         answer = Answer(self._upstream, scope, send)
         has_work = takes_place(scope["method"], scope["path"])
         refusal = self._admission.refuse_body if has_work else too_many
+        client = scope["state"][CLIENT]
         try:
             if self._door.engine == "ollama":
                 check_route(scope["method"], scope["path"])
-            async with self._bodies.read(Request(scope, receive), refusal) as body:
-                if has_work:
-                    await self._work(answer, body, receive)
-                else:
-                    await self._pass_on(answer, body, receive)
+            with nullcontext() if has_work else self._passing.open(client, MAX_ON_THEIR_WAY):
+                async with self._bodies.read(Request(scope, receive), refusal) as body:
+                    serve = self._work if has_work else self._pass_on
+                    await serve(answer, body, receive)
         except ClientDisconnect:
             return
         except SluiceError as error:
@@ -106,16 +110,16 @@ class Proxy:
         arrival_s = time.monotonic()
         self._check_up()
         asked = await self._read(scope, body)
-        work = asked.work(self._size, client="")
-        self._admission.admit_sized(work, self._check_up(), arrival_s)
+        work = asked.work(self._size, scope["state"][CLIENT])
+        self._check_up()
+        self._admission.admit_sized(work, arrival_s)
         return self._backend.open(asked, work, arrival_s)
 
-    def _check_up(self) -> int:
-        """The engine's ceiling. Raises NotReady while it is away."""
-        ceiling = self._admission.check_open().ceiling
+    def _check_up(self) -> None:
+        """Raise NotReady while the engine is away."""
+        self._admission.check_open()
         if self._backend.is_away:
             raise self._admission.refused(NotReady(AWAY, retry_after_s=1))
-        return ceiling
 
     async def _serve(self, flight: Flight, answer: Answer, body: bytes) -> None:
         await flight.turn

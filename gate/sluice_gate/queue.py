@@ -7,14 +7,15 @@ nothing: it drains.
 import time
 from collections.abc import Callable
 
-from sluice_core.ordering import Line, Pace, Terms
+from sluice_core.ordering import Pace, Terms
+from sluice_core.shares import Shares
 from sluice_core.wire import EngineLimits
 
 from .flight import Flight
 
 
 class Queue:
-    """Flights that wait, in the order of `ordering`, and the number of sequences that run.
+    """Flights that wait, in the order of `shares`, and the number of sequences that run.
 
     `ahead`: sequences beyond the cap for an engine that holds the cap itself: then a place that
     becomes free there is taken at once. `pace`: how fast flights are served.
@@ -25,7 +26,9 @@ class Queue:
         self.running = self.waiting = 0
         self.ahead = 0
         self._pace = pace
-        self._line: Line[Flight] = Line(self._terms)
+        self._shares: Shares[Flight] = Shares(
+            self._terms, lambda flight: flight.work.client, lambda flight: flight.num_sequences
+        )
 
     def _terms(self, flight: Flight) -> Terms:
         limits, work = self.limits, flight.work
@@ -36,17 +39,18 @@ class Queue:
     def add(self, flight: Flight) -> None:
         """A flight comes."""
         self.waiting += flight.num_sequences
-        self._line.add(flight)
+        self._shares.add(flight)
 
     def remove(self, flight: Flight) -> None:
         """A waiting flight goes away."""
-        if flight in self._line:
+        if flight in self._shares:
             self.waiting -= flight.num_sequences
-            self._line.remove(flight)
+            self._shares.remove(flight)
 
     def leave(self, flight: Flight) -> None:
         """A flight that ran has ended."""
         self.running -= flight.num_sequences
+        self._shares.leave(flight, time.monotonic())
 
     def take(self) -> list[Flight]:
         """The flights that may begin now, in order. The first that does not fit ends the choice, so
@@ -55,13 +59,13 @@ class Queue:
         taken: list[Flight] = []
         if not self.waiting or (self.running and self.running >= most):
             return taken
-        pace = self._pace(max(0, most - self.running))
-        for flight in self._line.ordered(time.monotonic(), pace):
+        pace, now_s = self._pace(max(0, most - self.running)), time.monotonic()
+        for flight in self._shares.ordered(now_s, pace):
             if self.running and self.running + flight.num_sequences > most:
                 break
             self.running += flight.num_sequences
             taken.append(flight)
         for flight in taken:
             self.waiting -= flight.num_sequences
-            self._line.remove(flight)
+            self._shares.take(flight, now_s)
         return taken

@@ -18,9 +18,9 @@ from sluice_frontend.http.guards import error_reply
 from sluice_frontend.openai.sse import error_event
 from starlette.types import Receive, Scope, Send
 
-from .asked import TokenSize
 from .backend import GateBackend
 from .chunks import Chunks, Framing, usage_of
+from .estimate import TokenSize
 from .flight import Flight
 from .headers import HOP_BY_HOP
 from .upstream import Upstream

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from sluice_frontend.http.clients import room_for
 from sluice_frontend.http.guards import Inflight
 from sluice_frontend.process.app import admin_app
 from sluice_frontend.process.server import (
@@ -11,6 +12,7 @@ from sluice_frontend.process.server import (
     on_signals,
     quieten_collections,
 )
+from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 
 from .app import api_app, metrics_of
 from .config import GateConfig
@@ -19,8 +21,9 @@ from .gate import Gate
 
 async def serve(config: GateConfig) -> None:
     """Serve until a signal; raises ConfigError if a port cannot be used."""
-    most = max_connections(config.server, config.engine.capacity(None))
-    async with listening(config.server, config.model_name, most) as ports:
+    capacity = config.engine.capacity(None)
+    most, to_engine = max_connections(config.server, capacity), capacity + MAX_ON_THEIR_WAY
+    async with listening(config.server, config.model_name, most, room_for(to_engine)) as ports:
         gate, inflight, stop, end = Gate(config), Inflight(), asyncio.Event(), asyncio.Event()
         quieten_collections()
         admin = admin_app(gate.runtime, gate.admission.check_room, metrics_of(gate))

@@ -35,9 +35,19 @@ def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
 
 @dataclass(slots=True)
 class RequestGroup:
-    """A client's request, of one sequence or several. `has_begun`: one of them was admitted."""
+    """A client's request, of one sequence or several. `has_begun`: one of them was admitted;
+    `is_given_up`: it was told to go while it waited."""
 
     has_begun: bool = False
+    is_given_up: bool = False
+
+
+@dataclass(slots=True)
+class Held:
+    """What a client has here: sequences that wait, and prompt tokens without a first one yet."""
+
+    num_waiting: int = 0
+    num_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +55,9 @@ class RequestTimer:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
-    `priority`, `is_another`: as in `wire.Submit`. `admitted_s`: start of its first step. `decided`:
-    its first token has been counted, on time or over; `e2e_decided`: its end has. `whole`: shared
-    with the sequences that are answered together with it.
+    `priority`, `is_another`: as in `wire.Submit`. `client`: whose share it takes. `admitted_s`:
+    start of its first step. `decided`: its first token has been counted, on time or over;
+    `e2e_decided`: its end has. `group`: shared with the sequences answered together with it.
     """
 
     request_id: str
@@ -57,6 +67,7 @@ class RequestTimer:
     ttft_ms: float | None = None
     priority: int = 0
     is_another: bool = False
+    client: str = ""
     admitted_s: float | None = None
     decided: bool = False
     e2e_decided: bool = False
@@ -110,6 +121,8 @@ class Recorder:
         self._pending: dict[str, RequestTimer] = {}  # without a first token, oldest first
         self._open: dict[str, RequestTimer] = {}  # not ended, oldest first
         self.num_pending_tokens = 0  # of their prompts, cached ones included
+        self.held: dict[str, Held] = {}  # by client, of those that wait or are pending
+        self.num_given_up = 0  # and not ended yet
 
     # -- the life of a request
 
@@ -123,15 +136,16 @@ class Recorder:
         priority: int = 0,
         *,
         is_another: bool = False,
+        client: str = "",
     ) -> RequestTimer:
         """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
         timer = RequestTimer(
-            request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another
+            request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another, client
         )
         self.ticks.open.arrivals += 1
         self._waiting[request_id] = timer
         self._pending[request_id] = self._open[request_id] = timer
-        self.num_pending_tokens += num_prompt_tokens
+        self._count_held(timer, 1, num_prompt_tokens)
         return timer
 
     def refuse(self, cause: Cause | None = None) -> None:
@@ -165,6 +179,7 @@ class Recorder:
             if timer is not None:  # else its client has left
                 timer.admitted_s = max(timer.submitted_s, step_start_s)
                 timer.group.has_begun = True
+                self._count_held(timer, -1, 0)
 
     def first_token(self, timer: RequestTimer, now_s: float, parts: FirstToken) -> float:
         """The first token was delivered; returns its time since arrival, in seconds."""
@@ -321,6 +336,21 @@ class Recorder:
         rest_ms = self.engine.prefill_ms(timer.num_prompt_tokens, now_s)
         return _is_out_of_reach(timer, now_s, self.ticks.slo.ttft_ms, rest_ms)
 
+    def newest_waiting(self, client: str) -> list[RequestTimer]:
+        """The sequences of the newest request of `client` that has not begun, but not of its only
+        one."""
+        own = [timer for timer in self._waiting.values() if timer.client == client]
+        newest = next((timer for timer in reversed(own) if not timer.group.has_begun), None)
+        timers = [timer for timer in own if newest and timer.group is newest.group]
+        return timers if len(timers) < len(own) else []
+
+    def give_up(self, timers: Iterable[RequestTimer]) -> None:
+        """These have to leave the queue for another client's: they do not count as waiting."""
+        for timer in timers:
+            timer.group.is_given_up = True
+            self.num_given_up += 1
+            self._leave(timer)
+
     @property
     def pending(self) -> Collection[RequestTimer]:
         """Requests without a first token, oldest first."""
@@ -354,8 +384,17 @@ class Recorder:
         return "prefill" if prefilling_s >= waited_s else self.engine.last_lack
 
     def _leave(self, timer: RequestTimer, *, has_ended: bool = False) -> None:
-        if has_ended:
-            self._open.pop(timer.request_id, None)
-        self._waiting.pop(timer.request_id, None)
-        if self._pending.pop(timer.request_id, None) is not None:
-            self.num_pending_tokens -= timer.num_prompt_tokens
+        if has_ended and self._open.pop(timer.request_id, None) is not None:
+            self.num_given_up -= timer.group.is_given_up
+        waited = self._waiting.pop(timer.request_id, None) is not None
+        pended = self._pending.pop(timer.request_id, None) is not None
+        if waited or pended:
+            self._count_held(timer, -waited, -pended * timer.num_prompt_tokens)
+
+    def _count_held(self, timer: RequestTimer, num_waiting: int, num_tokens: int) -> None:
+        held = self.held.setdefault(timer.client, Held())
+        held.num_waiting += num_waiting
+        held.num_tokens += num_tokens
+        self.num_pending_tokens += num_tokens
+        if not held.num_waiting and not held.num_tokens:
+            del self.held[timer.client]

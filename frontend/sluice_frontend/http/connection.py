@@ -7,7 +7,7 @@ token: the transport's own write buffer shows a stalled reader.
 import asyncio
 import logging
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from ..config import ServerConfig
 from ..openai.sse import error_body
+from .clients import has_too_many, peer_of
 
 log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 32 << 10
@@ -42,34 +43,57 @@ OnCut = Callable[[Deadline], None]
 """Called for each connection that missed a deadline."""
 
 
-class PendingResponse:
-    """A port's connections on which no request is under way, the longest wait first.
+class Connections:
+    """A port's connections by address, and those on which no request is under way, the longest wait
+    first.
 
-    A newcomer beyond `most` replaces the first. So probes and new clients get in, however many
-    connections one client holds open.
+    A lone address may hold `most`, and less beside others. A newcomer for which that is too many
+    replaces the first of the address that holds most. So probes and new clients get in, however
+    many connections one client holds open.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._queue: OrderedDict[Connection, None] = OrderedDict()
+        self._num_of: Counter[str] = Counter()
+        self._idle: dict[str, OrderedDict[Connection, None]] = {}
         self._told_s = float("-inf")
 
     def join(self, connection: "Connection") -> None:
-        self._queue[connection] = None
-        self._queue.move_to_end(connection)
+        """It waits for a request from now on."""
+        idle = self._idle.setdefault(connection.address, OrderedDict())
+        idle[connection] = None
+        idle.move_to_end(connection)
 
     def leave(self, connection: "Connection") -> None:
-        self._queue.pop(connection, None)
+        """It waits no longer."""
+        if idle := self._idle.get(connection.address):
+            idle.pop(connection, None)
+            if not idle:
+                del self._idle[connection.address]
 
-    def make_room(self, num_open: int, now_s: float) -> None:
-        """Close the connection that has waited longest if `num_open` are too many."""
-        if num_open <= self._most or not self._queue:
+    def add(self, connection: "Connection", now_s: float) -> None:
+        """A newcomer. It is closed itself if it is too many and all others are busy."""
+        self._num_of[connection.address] += 1
+        self.join(connection)
+        num_all = self._num_of.total()
+        if num_all <= self._most:
+            return  # nobody has too many
+        largest = max(self._idle, key=self._num_of.__getitem__)
+        if not has_too_many(self._num_of[largest], num_all, self._most):
             return
-        longest, _ = self._queue.popitem(last=False)
+        longest = next(iter(self._idle[largest]))
+        self.leave(longest)
         longest.transport.close()
         if now_s >= self._told_s + TELL_S:
             self._told_s = now_s
             log.warning("connections at their limit", extra={"max_connections": self._most})
+
+    def remove(self, connection: "Connection") -> None:
+        """It is gone."""
+        self.leave(connection)
+        self._num_of[connection.address] -= 1
+        if not self._num_of[connection.address]:
+            del self._num_of[connection.address]
 
 
 class Incoming(h11.Connection):
@@ -116,7 +140,7 @@ class Connection(H11Protocol):
 
     limits: ServerConfig
     on_cut: OnCut
-    waiting: PendingResponse
+    all: Connections
 
     def __init__(
         self,
@@ -127,6 +151,7 @@ class Connection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn: Incoming = Incoming(h11.SERVER, MAX_HEADER_BYTES)
+        self.address = ""
         self._heard_s = 0.0
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -138,11 +163,11 @@ class Connection(H11Protocol):
         self._heard_s = now_s = self.loop.time()
         self.app_state = {**self.app_state, LIFE: (now_s, age_s)}
         self._arm_receive(self.limits.receive_timeout)  # clients may dial ahead
-        self.waiting.join(self)
-        self.waiting.make_room(len(self.connections), now_s)
+        self.address = peer_of(transport.get_extra_info("peername"))
+        self.all.add(self, now_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.waiting.leave(self)
+        self.all.remove(self)
         self._receive_timer = _cancelled(self._receive_timer)
         self._write_timer = _cancelled(self._write_timer)
         super().connection_lost(exc)
@@ -155,7 +180,7 @@ class Connection(H11Protocol):
             self._arm_receive()
         super().data_received(data)
         if not self._is_idle():
-            self.waiting.leave(self)
+            self.all.leave(self)
         # The cycle of an earlier, answered request says nothing about this one.
         is_whole = self.cycle and not self.cycle.more_body and not self.cycle.response_complete
         if is_whole or self._has_nothing_begun():
@@ -184,7 +209,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
         # Else another request was there already, or none may follow.
         if self._is_idle() and not self.transport.is_closing():
-            self.waiting.join(self)
+            self.all.join(self)
         self._watch_last_bytes()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -276,6 +301,6 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 def connection_class(limits: ServerConfig, on_cut: OnCut, max_connections: int) -> type[Connection]:
     """A port's connection type with its limits, as uvicorn wants a class."""
-    waiting = PendingResponse(max_connections)
-    members = {"limits": limits, "on_cut": staticmethod(on_cut), "waiting": waiting}
+    connections = Connections(max_connections)
+    members = {"limits": limits, "on_cut": staticmethod(on_cut), "all": connections}
     return type("BoundConnection", (Connection,), members)

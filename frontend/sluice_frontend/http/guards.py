@@ -7,8 +7,9 @@ import logging
 import re
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -35,18 +36,17 @@ from ..config import read_secrets
 from ..openai.protocol import REQUEST_ID
 from ..openai.response_types import ErrorInfo, ErrorReply
 from ..openai.sse import encode, error_body
+from .clients import CLIENT, SALT, Network, client_of, has_too_many
 from .connection import LIFE
 from .orca import ASKED_BY, HEADER, load_report
 from .target import read_target
 
 PROBE_PATHS = ("/health", "/healthz", "/readyz", "/version")
 """Paths that answer without a bearer."""
-SALT = "salt"
-"""Key in the ASGI scope's state: the salt of a request's share of the prefix cache."""
 OPEN_METHODS = ("GET", "HEAD")
 METHODS = (*OPEN_METHODS, "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 ASKED_ID = "request_id"
-"""Another key there: the id that a request brought or was given."""
+"""Key in the ASGI scope's state: the id that a request brought or was given."""
 log = logging.getLogger(__name__)
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
@@ -109,21 +109,39 @@ def _version(path: Path | None) -> tuple[int, int] | None:
 
 
 class Inflight:
-    """HTTP requests between their headers and the end of their reply."""
+    """HTTP requests between their headers and the end of their reply, by client."""
 
     def __init__(self) -> None:
         self.num_open = 0
+        self._num_of: Counter[str] = Counter()
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def __enter__(self) -> None:
-        self.num_open += 1
-        self._empty.clear()
+    def num_of(self, client: str) -> int:
+        """The number of open ones of `client`."""
+        return self._num_of[client]
 
-    def __exit__(self, *_: object) -> None:
-        self.num_open -= 1
-        if self.num_open == 0:
-            self._empty.set()
+    @contextmanager
+    def open(self, client: str, most: int | None = None) -> Iterator[None]:
+        """Count a request of `client` meanwhile. `most`: of a lone client, None without bound.
+
+        Raises TooManyOpen.
+        """
+        num_own, num_all = self._num_of[client] + 1, self.num_open + 1
+        if most is not None and has_too_many(num_own, num_all, most):
+            raise TooManyOpen(f"{self.num_open} requests are open already", retry_after_s=1)
+        self.num_open += 1
+        self._num_of[client] += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            self._num_of[client] -= 1
+            if not self._num_of[client]:
+                del self._num_of[client]
+            if self.num_open == 0:
+                self._empty.set()
 
     async def until_empty(self, limit_s: float) -> bool:
         """Wait until all were answered; False if that takes longer than `limit_s`."""
@@ -144,8 +162,9 @@ class EdgeMiddleware:
     connections. Layers inside find the target's one form in the scope.
 
     `open_paths`: answer GET and HEAD without a bearer. `check_room`: may refuse requests for which
-    `is_bounded` (of method and path) holds, with their body unread; it gets the number of other
-    open ones. `lifetime`: share of its age limit that a connection may reach now.
+    `is_bounded` (of method and path) holds, with their body unread; it gets the numbers of other
+    open ones, of all clients and of this one. `trusted`: proxies whose word for a client is taken.
+    `lifetime`: share of its age limit that a connection may reach now.
     `load`: sent with each answer to clients that ask for it. `on_answer`: called with the route
     ("none" if unknown), the method and the status of each answer.
     """
@@ -155,11 +174,12 @@ class EdgeMiddleware:
     bearer: Bearer | None
     open_paths: Collection[str]
     is_bounded: Callable[[str, str], bool]
-    check_room: Callable[[int], None]
+    check_room: Callable[[int, int], None]
     inflight: Inflight
     lifetime: Callable[[], float]
     load: Callable[[], Mapping[str, float]]
     on_answer: Callable[[str, str, int], None]
+    trusted: Sequence[Network] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -184,12 +204,13 @@ class EdgeMiddleware:
         try:
             scope.update(_one_form(scope, headers.get("host", "")))
             scope["state"][SALT] = self._authorize(scope, headers)
+            client = scope["state"][CLIENT] = client_of(scope, headers, self.trusted)
             if self.is_bounded(scope["method"], scope["path"]):
-                self.check_room(self.inflight.num_open)
+                self.check_room(self.inflight.num_open, self.inflight.num_of(client))
         except SluiceError as error:
             await error_reply(error)(scope, receive, send_with_headers)
             return
-        with self.inflight:
+        with self.inflight.open(client):
             await self.app(scope, receive, send_with_headers)
 
     def _authorize(self, scope: Scope, headers: Headers) -> str:

@@ -197,6 +197,7 @@ class Completion:
     return_token_ids: bool = False
     request_id: str | None = None
     cache_salt: str = ""
+    client: str = ""
     priority: int = 0
     prompt_field: str = "prompt"
     length_field: str = "max_tokens"

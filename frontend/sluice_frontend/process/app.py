@@ -83,7 +83,7 @@ def add_probes(app: FastAPI, runtime: Runtime[Backend], metrics: Callable[[], by
 
 
 def admin_app(
-    runtime: Runtime[Backend], check_room: Callable[[int], None], metrics: Callable[[], bytes]
+    runtime: Runtime[Backend], check_room: Callable[[int, int], None], metrics: Callable[[], bytes]
 ) -> ASGIApp:
     """The application that the operator and Prometheus speak to."""
     app = bare()

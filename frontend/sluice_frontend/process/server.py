@@ -17,16 +17,15 @@ from sluice_core.errors import ConfigError, EngineDied
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config import ServerConfig
+from ..http.clients import RESERVE, room_for
 from ..http.connection import Connection, OnCut, connection_class
 from ..http.guards import Inflight
-from ..serving.admission import MAX_ON_THEIR_WAY
+from ..serving.admission import MAX_ON_THEIR_WAY, max_open
 from ..serving.backend import Backend
 from ..serving.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 75
-"""Longer than clients keep idle connections, so that the client closes first."""
 BACKLOG = 2048
 MAX_IDLE = 1024
 """Connections of the API port beyond those of open requests: clients and gateways keep some for
@@ -99,21 +98,24 @@ class SwappableApp:
 
 
 def max_connections(config: ServerConfig, ceiling: int) -> int:
-    """Connections of the API port: for requests that run, wait, come or tokenise, and MAX_IDLE."""
-    return ceiling + config.max_num_queued_reqs + 2 * MAX_ON_THEIR_WAY + MAX_IDLE
+    """Connections of a lone address to the API port: for all open requests, those that take no
+    place too, and MAX_IDLE."""
+    return max_open(config, ceiling) + MAX_ON_THEIR_WAY + MAX_IDLE
 
 
-def _with_files(most: int) -> int:
-    """`most` connections, or as many as this process may have files for: beyond, none could even
-    be accepted, and a probe of the kubelet neither. Its soft limit is raised as far as it may be.
-    """
-    beside = MAX_ADMIN + OTHER_FILES
+def _with_files(most: int, more: int) -> int:
+    """`most` of a lone address, or as many as this process may have files for: beyond, none could
+    even be accepted, and a probe of the kubelet neither. Its soft limit is raised as far as it may
+    be. `more`: files that the program has for open requests."""
+    wanted, beside = room_for(most), room_for(MAX_ADMIN) + OTHER_FILES + more
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     infinite = resource.RLIM_INFINITY
-    if soft not in (infinite, hard) and soft < most + beside:
-        soft = most + beside if hard == infinite else min(most + beside, hard)
+    if soft not in (infinite, hard) and soft < wanted + beside:
+        soft = wanted + beside if hard == infinite else min(wanted + beside, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return most if soft == infinite else min(most, max(soft - beside, soft // 2))
+    if soft == infinite or wanted + beside <= soft:
+        return most
+    return max(soft - beside, soft // 2) * RESERVE // (RESERVE + 1)
 
 
 def _server(swappable: SwappableApp, limits: ServerConfig, most: int) -> Server:
@@ -126,7 +128,8 @@ def _server(swappable: SwappableApp, limits: ServerConfig, most: int) -> Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            proxy_headers=False,  # else any client on loopback could name another as itself
+            timeout_keep_alive=math.ceil(limits.keep_alive_timeout),
             timeout_graceful_shutdown=LAST_BYTES_S,
         )
     )
@@ -147,9 +150,14 @@ class Ports:
 
 
 @asynccontextmanager
-async def listening(limits: ServerConfig, model_name: str, most: int) -> AsyncIterator[Ports]:
-    """Both ports, bound and served; the API's for `most` connections. The block must give them
-    applications before it awaits. Raises ConfigError."""
+async def listening(
+    limits: ServerConfig, model_name: str, most: int, num_files: int = 0
+) -> AsyncIterator[Ports]:
+    """Both ports, bound and served; the API's for `most` connections of a lone address. The block
+    must give them applications before it awaits. `num_files`: that it needs for open requests.
+
+    Raises ConfigError.
+    """
     admin_host = limits.host if limits.admin_token_file else "127.0.0.1"
     with (
         bind("port", limits.host, limits.port) as api_socket,
@@ -158,7 +166,7 @@ async def listening(limits: ServerConfig, model_name: str, most: int) -> AsyncIt
         numbers = {"port": api_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}
         log.info("listening", extra={**numbers, "model": model_name})
         swappable_api, swappable_admin = SwappableApp(), SwappableApp()
-        api = _server(swappable_api, limits, _with_files(most))
+        api = _server(swappable_api, limits, _with_files(most, num_files))
         admin = _server(swappable_admin, limits, MAX_ADMIN)
         tasks = [
             asyncio.create_task(api.serve([api_socket])),

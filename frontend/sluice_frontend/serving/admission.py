@@ -1,8 +1,8 @@
 """Decides whether a request may run: `Admission.admit` checks everything in one order."""
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from sluice_core.errors import (
     DeadlineUnreachable,
@@ -18,8 +18,11 @@ from sluice_core.errors import (
 from sluice_core.wire import TOKEN_BYTES, Ready
 from sluice_core.work import Deadlines, Work
 
+from ..config import ServerConfig
 from ..evidence.open_tick import Cause
+from ..evidence.recorder import RequestTimer
 from ..http.bodies import too_many
+from ..http.clients import has_too_many
 from ..openai.protocol import Completion
 from ..openai.sampling_params import (
     LOGPROB_BYTES,
@@ -47,6 +50,31 @@ MAX_ON_THEIR_WAY = 64
 """HTTP requests beyond running and waiting ones: they are still received or still sent."""
 QUEUE_SHARE = 32
 """Divisor: this part of the memory is for waiting prompts, packed in both processes."""
+MOST_BOOKED = 1024
+"""Sequences of one refused request that are counted."""
+
+
+class Full(NamedTuple):
+    """Why the queue is full: in words, the `limit`'s name and value, and how much more was asked.
+
+    `cause`: as in `Recorder.refuse`.
+    """
+
+    sentence: str
+    limit: str
+    most: int
+    num_new: int
+    cause: Cause | None = None
+
+    @property
+    def is_tokens(self) -> bool:
+        """True if it is a bound of prompt tokens, else of sequences."""
+        return self.limit == "max_num_queued_tokens"
+
+
+def max_open(config: ServerConfig, ceiling: int) -> int:
+    """Open requests of a lone client: those that run, wait, and are received or sent."""
+    return ceiling + config.max_num_queued_reqs + MAX_ON_THEIR_WAY
 
 
 class Reading(Protocol):
@@ -109,16 +137,18 @@ class Admission:
             is_stream=request.stream,
             deadlines=request.deadlines,
             priority=request.priority,
+            client=request.client,
         )
-        self.admit_sized(work, engine.ceiling, arrival_s)
+        self._check_ever(work, engine.ceiling)
+        self.admit_sized(work, arrival_s)
         return budgets
 
-    def admit_sized(self, work: Work, ceiling: int, arrival_s: float) -> None:
-        """Ask for places for `work`, which the model can take.
+    def admit_sized(self, work: Work, arrival_s: float) -> None:
+        """Ask for places for `work`, which may be an estimate: it refuses nothing for good.
 
-        Raises RequestError, QueueFull and DeadlineUnreachable.
+        Raises QueueFull and DeadlineUnreachable.
         """
-        self._check_queue(work.num_sequences, work.num_tokens, ceiling)
+        self._check_queue(work)
         if work.deadlines != Deadlines() or self._runtime.live.shed_ms is not None:
             self._check_deadlines(work, arrival_s, time.monotonic())
 
@@ -153,14 +183,20 @@ class Admission:
                 f"the model {asked!r} does not exist; this server has {name!r}", param="model"
             )
 
-    def check_room(self, num_open: int) -> None:
-        """Refuse an HTTP request before its body is read, if `num_open` others are more than can
-        ever run and wait."""
-        most = self._runtime.config.max_num_queued_reqs
-        num_more = num_open - most - MAX_ON_THEIR_WAY
-        if num_more >= 0 and num_more >= self.check_open().ceiling:
-            sentence = f"{num_open} requests are open already, and max_num_queued_reqs is {most}"
-            raise self._full(TooManyOpen, sentence, "max_num_queued_reqs", 1)
+    def check_room(self, num_open: int, num_own: int) -> None:
+        """Refuse an HTTP request before its body is read, if others are more than can ever run and
+        wait: `num_open` of all clients, `num_own` of its own."""
+        flags = self._runtime.config
+        most = max_open(flags, 0)
+        if not has_too_many(num_own + 1, num_open + 1, most):
+            return
+        if has_too_many(num_own + 1, num_open + 1, most + self.check_open().ceiling):
+            most = flags.max_num_queued_reqs
+            sentence = (
+                f"{num_open} requests are open already, {num_own} of them this client's, and "
+                f"max_num_queued_reqs is {most}"
+            )
+            raise self._refused(TooManyOpen, Full(sentence, "max_num_queued_reqs", most, 1), 1)
 
     def refuse_body(self, sentence: str) -> TooManyOpen:
         """The refusal of a generation request while its body arrives; it is booked."""
@@ -168,52 +204,102 @@ class Admission:
         self._runtime.stats.reject("large_bodies")
         return too_many(sentence)
 
-    def _check_queue(self, num_new: int, num_new_tokens: int, ceiling: int) -> None:
-        runtime, most_tokens = self._runtime, self.max_queued_tokens
-        flags, num_open, recorder = runtime.config, runtime.backend.num_open, runtime.recorder
-        state, cap = recorder.engine.snapshot, runtime.live.max_num_seqs
-        num_tokens, most = recorder.num_pending_tokens, flags.max_num_queued_reqs
-        if num_new > ceiling + most:
+    def _check_ever(self, work: Work, ceiling: int) -> None:
+        """Raise for what may never run and wait here, by its exact size."""
+        most, most_tokens = self._runtime.config.max_num_queued_reqs, self.max_queued_tokens
+        if work.num_sequences > ceiling + most:
             raise RequestError(
-                f"{num_new} sequences are more than may ever run ({ceiling}) and wait "
+                f"{work.num_sequences} sequences are more than may ever run ({ceiling}) and wait "
                 f"({most}) together; send fewer prompts or a smaller n",
                 param="n",
             )
-        if num_new_tokens > most_tokens:
+        if work.num_tokens > most_tokens:
             raise RequestError(
-                f"{num_new_tokens} prompt tokens, all choices together, are more than may ever "
+                f"{work.num_tokens} prompt tokens, all choices together, are more than may ever "
                 f"wait in this server's memory ({most_tokens}); send fewer prompts or a smaller n",
                 param="n",
             )
-        if num_open and is_full(num_new, num_open, cap, state, most):
-            sentence = f"{num_waiting(num_open, cap, state)} requests wait already"
-            sentence += f", and max_num_queued_reqs is {most}"
-            raise self._full(QueueFull, sentence, "max_num_queued_reqs", num_new)
-        if 0 < flags.max_num_queued_tokens <= num_tokens:
-            bound = f"max_num_queued_tokens is {flags.max_num_queued_tokens}"
+
+    def _check_queue(self, work: Work) -> None:
+        """Raise if the queue is full, and `work`'s client has its part of it.
+
+        Else the newest requests of the clients that hold more than theirs go: they only wait.
+        """
+        full = self._full(work)
+        if full is None:
+            return
+        holding = self._holding(full)
+        part = full.most // len(holding.keys() | {work.client})
+        if not _has_room(holding, work.client, full, part):
+            raise self._refused(QueueFull, full, work.num_sequences)
+        while self._full(work) is not None:
+            if not (victims := self._victims(full, work.client, part)):
+                return
+            self._runtime.recorder.give_up(victims)
+            error = QueueFull(
+                "the queue is full, and other clients need their part of it; the newest of this "
+                f"client's waiting requests was dropped; {full.limit} is {full.most}",
+                retry_after_s=self._retry_after_s(len(victims)),
+            )
+            for timer in victims:
+                self._runtime.backend.drop(timer.request_id, error)
+            self._runtime.stats.reject(full.limit)
+
+    def _holding(self, full: Full) -> dict[str, int]:
+        """What each client has of that which is full."""
+        held = self._runtime.recorder.held.items()
+        each = ((name, h.num_tokens if full.is_tokens else h.num_waiting) for name, h in held)
+        return {name: num for name, num in each if num}
+
+    def _victims(self, full: Full, client: str, part: int) -> list[RequestTimer]:
+        """The newest waiting request of the client that holds most, and more than its `part`."""
+        holding = self._holding(full)
+        for name in sorted(holding, key=holding.__getitem__, reverse=True):
+            if holding[name] <= part:
+                break
+            if name != client and (victims := self._runtime.recorder.newest_waiting(name)):
+                return victims
+        return []
+
+    def _full(self, work: Work) -> Full | None:
+        """The bound of the queue that `work` would break, if any."""
+        runtime, most_tokens = self._runtime, self.max_queued_tokens
+        flags, num_open, recorder = runtime.config, runtime.backend.num_open, runtime.recorder
+        state, cap = recorder.engine.snapshot, runtime.live.max_num_seqs
+        num_tokens, most, num_gone = (
+            recorder.num_pending_tokens,
+            flags.max_num_queued_reqs,
+            recorder.num_given_up,
+        )
+        num_new, num_new_tokens = work.num_sequences, work.num_tokens
+        if num_open and is_full(num_new, num_open, cap, state, most + num_gone):
+            waiting = num_waiting(num_open, cap, state) - num_gone
+            sentence = f"{waiting} requests wait already, and max_num_queued_reqs is {most}"
+            return Full(sentence, "max_num_queued_reqs", most, num_new)
+        limit = flags.max_num_queued_tokens
+        if 0 < limit <= num_tokens:
+            bound = f"max_num_queued_tokens is {limit}"
         elif num_tokens + num_new_tokens > most_tokens:
+            limit = most_tokens
             bound = f"this server's memory is for {most_tokens}, these {num_new_tokens} included"
         else:
-            return
+            return None
         sentence = f"{num_tokens} prompt tokens wait or are computed already, and {bound}"
         cause: Cause | None = None if state.waiting else "prefill"  # of all that are computed
-        raise self._full(QueueFull, sentence, "max_num_queued_tokens", num_new, cause)
+        return Full(sentence, "max_num_queued_tokens", limit, num_new_tokens, cause)
 
-    def _full(
-        self,
-        kind: type[QueueFull],
-        sentence: str,
-        limit: str,
-        num_new: int,
-        cause: Cause | None = None,
-    ) -> QueueFull:
+    def _refused(self, kind: type[QueueFull], full: Full, num_new: int) -> QueueFull:
         """The refusal of `num_new` sequences; it is booked."""
         runtime = self._runtime
-        for _ in range(num_new):
-            runtime.recorder.refuse(cause)
-        runtime.stats.reject(limit)
+        for _ in range(min(num_new, MOST_BOOKED)):
+            runtime.recorder.refuse(full.cause)
+        runtime.stats.reject(full.limit)
+        return kind(full.sentence, retry_after_s=self._retry_after_s(num_new))
+
+    def _retry_after_s(self, num_new: int) -> int:
+        runtime = self._runtime
         forecast = forecast_of(runtime.recorder, runtime.live, runtime.backend.num_open)
-        return kind(sentence, retry_after_s=retry_after_s(forecast.wait_s(num_new)))
+        return retry_after_s(forecast.wait_s(num_new))
 
     def _check_deadlines(self, work: Work, arrival_s: float, now_s: float) -> None:
         """Raise for a request that would miss its deadline."""
@@ -229,8 +315,9 @@ class Admission:
             prompts=work.prompts,
             arrival_s=arrival_s,
             now_s=now_s,
+            client=work.client,
         )
-        prefill_ms = max(recorder.engine.prefill_ms(num, now_s) for num in work.prompts)
+        prefill_ms = recorder.engine.prefill_ms(max(work.prompts), now_s)
         problem = unreachable(
             work.deadlines, live.shed_ms, forecast, num_new, age_ms=age_ms, prefill_ms=prefill_ms
         )
@@ -238,7 +325,19 @@ class Admission:
             sentence, retry_s = problem
             wait_ms = 1e3 * forecast.place_s(num_new)
             rest_ms = 1e3 * forecast.wait_s(num_new) - wait_ms + age_ms + prefill_ms
-            for _ in range(num_new):
+            for _ in range(min(num_new, MOST_BOOKED)):
                 recorder.refuse_for_deadline(wait_ms, rest_ms)
             runtime.stats.reject("deadline")
             raise DeadlineUnreachable(sentence, retry_after_s=retry_after_s(retry_s))
+
+
+def _has_room(holding: Mapping[str, int], client: str, full: Full, part: int) -> bool:
+    """True if a full queue takes a request of `client`: it has less than its `part` beside others.
+
+    If it has nothing there, any one request will do; one that is larger than all of the queue even
+    beside nobody.
+    """
+    own, has_others = holding.get(client, 0), bool(holding.keys() - {client})
+    if not own:
+        return full.most > 0 and (has_others or full.num_new > full.most)
+    return has_others and own + full.num_new <= part

@@ -4,20 +4,24 @@ Departures free places: with `places` sequences in service for `service_s` each,
 service_s / places seconds. A rate of completions would mistake an idle minute for slowness.
 
 Under first come, first served a newcomer waits for all open sequences. With an order it waits only
-for those served before it, and late ones let it pass.
+for those served before it, and late ones let it pass. Other clients have shares of their own.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 
 from sluice_core.contract import StepModel
 from sluice_core.ordering import Pace, Terms, before
 
-from ..evidence.recorder import Recorder
+from ..evidence.recorder import Recorder, RequestTimer
 from .limits import RuntimeLimits
 
 MAX_RETRY_AFTER_S = 60
+MOST_PROMPTS = 1024
+"""Prompts of one request whose places in the order are found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +108,25 @@ def forecast_for(
     live: RuntimeLimits,
     num_open: int,
     *,
+    client: str,
     priority: int,
     ttft_ms: float | None,
     prompts: Iterable[int],
     arrival_s: float,
     now_s: float,
 ) -> Forecast:
-    """The forecast for the longest of `prompts` (tokens), which come together."""
+    """The forecast for the longest of `prompts` (tokens), which come together.
+
+    Clients take turns: of each other one, no more go first than of its own, and those with a place.
+    """
+    own = [timer for timer in recorder.pending if timer.client == client]
+    num_others, longest = len(recorder.pending) - len(own), nlargest(MOST_PROMPTS, prompts)
     forecast, engine = forecast_of(recorder, live, num_open), recorder.engine
     limits = live.for_engine()
     if limits.policy == "fcfs" or live.overload == "Shed":
-        return forecast  # by arrival, or without late ones: all open sequences go first
+        # By arrival, or without late ones: all open sequences of the client go first.
+        first = _others_first(recorder, client, len(own) + len(longest))
+        return replace(forecast, num_behind=num_others - len(first))
 
     def terms(priority: int, ttft_ms: float | None, arrived_s: float, tokens: int) -> Terms:
         due_s = limits.due_s(arrived_s, ttft_ms)
@@ -122,10 +134,34 @@ def forecast_for(
 
     pending = [
         terms(f.priority, f.ttft_ms, f.arrival_s, 0 if f.is_another else f.num_prompt_tokens)
-        for f in recorder.pending
+        for f in own
     ]
-    *others, longest = (terms(priority, ttft_ms, arrival_s, num) for num in sorted(prompts))
-    return forecast.behind(longest, [*pending, *others], now_s, engine.price_s)
+    newcomer, *rest = (terms(priority, ttft_ms, arrival_s, num) for num in longest)
+    pending += rest
+    alone = replace(forecast, num_open=num_open - num_others)
+    found = alone.behind(newcomer, pending, now_s, engine.price_s)
+    first = _others_first(recorder, client, len(pending) - found.num_behind + 1)
+    num_tokens = sum(engine.uncached(f.num_prompt_tokens) for f in first if not f.is_another)
+    return replace(
+        found,
+        num_open=num_open,
+        num_behind=found.num_behind + num_others - len(first),
+        ahead_s=found.ahead_s + engine.price_s * num_tokens,
+    )
+
+
+def _others_first(recorder: Recorder, client: str, num_turns: int) -> list[RequestTimer]:
+    """Other clients' sequences without a first token that are served before the `num_turns`-th of
+    `client`: with a place, or among the first so many of their client."""
+    num_of: Counter[str] = Counter()
+    first = []
+    for timer in recorder.pending:
+        if timer.client == client:
+            continue
+        num_of[timer.client] += timer.admitted_s is None
+        if timer.admitted_s is not None or num_of[timer.client] <= num_turns:
+            first.append(timer)
+    return first
 
 
 def retry_after_s(wait_s: float) -> int:

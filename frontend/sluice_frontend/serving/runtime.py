@@ -209,6 +209,7 @@ class Runtime(Generic[B_co]):
             self.recorder,
             self.live,
             self.backend.num_open,
+            client=first.client,
             priority=first.priority,
             ttft_ms=first.ttft_ms,
             prompts=[first.num_prompt_tokens],

@@ -13,14 +13,13 @@ from functools import partial
 from typing import Any
 
 import kopf
-from prometheus_client import start_http_server
 
 from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
 from ..cluster.address import in_url
 from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from ..cluster.observed import Object
-from ..metrics import Metrics
+from ..metrics import Metrics, MetricsServer
 from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.service import GROUP, PLURAL, VERSION
@@ -150,7 +149,7 @@ async def connect(operator: Operator) -> Dependencies:
             )
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
-    start_http_server(settings.metrics_port, settings.address, metrics.registry)
+    MetricsServer(settings.address, settings.metrics_port, metrics.registry).start()
     return Dependencies(settings, cluster, create_client(), metrics, operator.store)
 
 

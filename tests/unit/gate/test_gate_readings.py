@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.errors import RequestError
-from sluice_gate.asked import Asked, Door, TokenSize, read
+from sluice_gate.asked import Asked, Door, read
+from sluice_gate.estimate import TokenSize
 
 Reader = Callable[[bytes], Any]
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 from prometheus_client import generate_latest
+from sluice_frontend.http.clients import networks_of
 from sluice_frontend.http.guards import PROBE_PATHS, EdgeMiddleware, Inflight
 from sluice_frontend.process import app as frontend
 from starlette.middleware.cors import CORSMiddleware
@@ -28,6 +29,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
         lifetime=service.runtime.lifetime,
         load=service.runtime.load,
         on_answer=service.runtime.stats.answer,
+        trusted=networks_of(service.config.server.trusted_proxies),
     )
     # Outermost: a browser's preflight request bears no key.
     origins = service.config.server.allowed_origins

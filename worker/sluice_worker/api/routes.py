@@ -6,7 +6,8 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
-from sluice_frontend.http.guards import ASKED_ID, JSON, PROBE_PATHS, SALT, answer
+from sluice_frontend.http.clients import CLIENT, SALT
+from sluice_frontend.http.guards import ASKED_ID, JSON, PROBE_PATHS, answer
 from sluice_frontend.openai import response_types
 from sluice_frontend.openai.protocol import (
     Completion,
@@ -80,7 +81,7 @@ async def _generated(
 
 
 def _with_headers(asked: Completion, request: Request) -> Completion:
-    """`asked` with deadlines and id from headers, and the salt of the caller's key.
+    """`asked` with deadlines and id from headers, its client, and the salt of the caller's key.
 
     Usage and first-token time must not reveal to a caller what others cached.
     """
@@ -90,6 +91,7 @@ def _with_headers(asked: Completion, request: Request) -> Completion:
         deadlines=asked.deadlines.with_headers(request.headers),
         request_id=asked.request_id or state[ASKED_ID],
         cache_salt=asked.cache_salt or state[SALT],
+        client=state[CLIENT],
     )
 
 

@@ -113,6 +113,7 @@ class Service:
             request.deadlines.ttft_ms,
             request.priority,
             is_another=i > 0,
+            client=request.client,
         )
         choice = OpenChoice(
             len(generation.choices),
@@ -278,5 +279,6 @@ def _message(
         cache_salt=request.cache_salt,
         ttft_ms=request.deadlines.ttft_ms,
         priority=request.priority,
+        client=request.client,
         sampling=sampling,
     )

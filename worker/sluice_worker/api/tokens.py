@@ -5,7 +5,7 @@ from functools import partial
 
 from fastapi import FastAPI, Request
 from sluice_core.errors import RequestError
-from sluice_frontend.http.bodies import too_many
+from sluice_frontend.http.clients import CLIENT
 from sluice_frontend.http.guards import JSON, Inflight, ReadReply
 from sluice_frontend.openai import response_types
 from sluice_frontend.openai.sse import encode
@@ -56,9 +56,7 @@ class _InTurn(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read, work and answer; raises TooManyOpen before a body is read."""
-        if self._open_ones.num_open >= MAX_ON_THEIR_WAY:
-            raise too_many(f"{self._open_ones.num_open} texts are being tokenized already")
-        with self._open_ones:
+        with self._open_ones.open(scope["state"][CLIENT], MAX_ON_THEIR_WAY):
             size, write = await self._work(self._request, self._service)
             async with self._service.answers.written(size, write) as body:
                 await ReadReply(body, media_type=JSON)(scope, receive, send)

@@ -25,9 +25,11 @@ class Admission:
 
     def by_arrival(self, places: int) -> None:
         """First come, first served, while fewer than `places` run."""
-        waiting, running = self._queue.waiting, self._running.sequences
-        while waiting and len(running) < places and self._admit(waiting[0], ()):
-            pass
+        running = self._running.sequences
+        if len(running) < places:
+            for sequence in self._queue.by_arrival():
+                if not self._admit(sequence, ()) or len(running) >= places:
+                    return
 
     def by_order(
         self, candidates: Iterable[Sequence], others: Seq[Sequence], places: int, budget: int

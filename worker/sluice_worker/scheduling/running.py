@@ -93,8 +93,12 @@ class Running:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence and its blocks out."""
-        self.sequences.remove(sequence)
+        self._leave(sequence)
         self._cache.free(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.sequences.remove(sequence)
+        self._queue.give_back(sequence)
 
     def end(self, sequence: Sequence, *, is_padded: bool) -> None:
         """It has its last token. `is_padded`: its row is computed until its batch ends."""
@@ -102,7 +106,7 @@ class Running:
         self._num_ended += 1
         self.decode_s += (took_s - self.decode_s) / min(self._num_ended, RECENT)
         if is_padded:
-            self.sequences.remove(sequence)
+            self._leave(sequence)
             self._padding.append(sequence)
         else:
             self.remove(sequence)

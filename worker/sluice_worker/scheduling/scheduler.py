@@ -230,7 +230,11 @@ class Scheduler:
                 if self.static is not None:
                     places = min(places, self.static.places(self.waiting, self.running, now))
                 self._admission.by_arrival(places)
-            return [s for s in self.running if s not in decoding]
+            others = [s for s in self.running if s not in decoding]
+            if self._queue.line.num_waiting_clients > 1:
+                ordered = self._queue.candidates(others, now, Pace(0.0))
+                others = [s for s in ordered if s.block_ids and s not in decoding]
+            return others
         others = [s for s in self.running if s not in decoding]
         candidates: Iterator[Sequence] = iter(())
         if may_admit and (self.waiting or len(others) > 1):

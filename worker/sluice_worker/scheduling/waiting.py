@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from sluice_core.ordering import Line, Pace, Terms
+from sluice_core.ordering import Pace, Terms
+from sluice_core.shares import Shares
 
 from .sequence import Sequence
 
@@ -47,12 +48,12 @@ class Queue:
     """Sequences without blocks, and the line of all that have no first token yet.
 
     Other waiting sequences were preempted; they resume before the line, by arrival. `terms_of`: a
-    sequence's terms for the order.
+    sequence's terms for the order. Each client has its share of the places.
     """
 
     def __init__(self, terms_of: Callable[[Sequence], Terms]) -> None:
         self.waiting: deque[Sequence] = deque()  # a preempted sequence takes its old place again
-        self.line = Line(terms_of)
+        self.line = Shares(terms_of, lambda sequence: sequence.request.client)
         self.clocks = WaitClocks()
         self._resumed: list[Sequence] = []
         self._newest: Sequence | None = None  # the next one may have the same prompt
@@ -84,6 +85,11 @@ class Queue:
         if sequence in self._resumed:
             self._resumed.remove(sequence)
         self.clocks.dequeue(sequence)
+        self.line.hold(sequence, self.clocks.now)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """A sequence has lost or left its place."""
+        self.line.leave(sequence, self.clocks.now)
 
     def leave_line(self, sequence: Sequence) -> None:
         """It has its first token, or its client left."""
@@ -98,6 +104,15 @@ class Queue:
             self.waiting.remove(sequence)
         if sequence in self._resumed:
             self._resumed.remove(sequence)
+
+    def by_arrival(self) -> Iterator[Sequence]:
+        """Waiting sequences, each of which is taken before the next is asked for: those of several
+        clients in turn."""
+        if self.line.num_waiting_clients > 1:
+            every = self.candidates((), self.clocks.now, Pace(0.0))
+            yield from (sequence for sequence in every if not sequence.block_ids)
+        while self.waiting:
+            yield self.waiting[0]
 
     def candidates(self, running: Iterable[Sequence], now: float, pace: Pace) -> Iterator[Sequence]:
         """First sequences that had a first token, by arrival; then the line."""

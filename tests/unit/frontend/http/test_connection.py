@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -12,6 +13,7 @@ import pytest
 import uvloop
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http import connection as module
+from sluice_frontend.http.clients import room_for
 from sluice_frontend.http.connection import (
     MAX_HEADER_BYTES,
     MIN_CHUNK_BYTES,
@@ -319,13 +321,13 @@ def test_there_is_room_for_all_requests_and_files_for_all_connections(
     limits = [256, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.__setitem__(0, new[0]))
-    others = process.MAX_ADMIN + process.OTHER_FILES
-    assert process._with_files(most) == most
-    assert limits[0] == most + others
+    others = room_for(process.MAX_ADMIN) + process.OTHER_FILES + 9
+    assert process._with_files(most, 9) == most
+    assert limits[0] == room_for(most) + others
     limits[:] = [1024, 1024]
-    assert process._with_files(most) == 1024 - others
+    assert room_for(process._with_files(most, 9)) in (1024 - others, 1024 - others - 1)
     limits[:] = [resource.RLIM_INFINITY] * 2
-    assert process._with_files(most) == most
+    assert process._with_files(most, 9) == most
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", GET_LAST])
@@ -418,3 +420,41 @@ def test_who_offers_http_2_is_answered_without_a_warning(caplog: pytest.LogCaptu
 
     assert uvloop.run(ask()) == b"HTTP/1.1 200"
     assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]
+
+
+async def connected(
+    clients: Clients, source: str, to: tuple[str, int], sent: bytes
+) -> socket.socket:
+    """A client that comes from the address `source`, and has sent this."""
+    loop, client = asyncio.get_running_loop(), clients.enter_context(socket.socket())
+    client.setblocking(False)
+    client.bind((source, 0))
+    await loop.sock_connect(client, to)
+    await loop.sock_sendall(client, sent)
+    await asyncio.sleep(0.02)  # it is accepted and read
+    return client
+
+
+def test_beside_busy_connections_of_one_address_another_gets_in() -> None:
+    async def crowd() -> tuple[list[bytes], list[bytes]]:
+        async with bounded(20, Waits()) as (_, address), Clients() as clients:
+            busy = [await connected(clients, "127.0.0.1", address, GET) for _ in range(22)]
+            others = [await connected(clients, "127.0.0.2", address, GET) for _ in range(6)]
+            return [await told(each) for each in busy], [await told(each) for each in others]
+
+    busy, others = uvloop.run(crowd())
+    assert busy == [b"?"] * 20 + [b""] * 2
+    assert others == [b"?"] * 4 + [b""] * 2, "of the five that are kept, one is for a third"
+
+
+def test_idle_connections_of_one_address_yield_to_those_of_another() -> None:
+    async def crowd() -> Counter[str]:
+        async with bounded(8, refuses) as (state, address), Clients() as clients:
+            for source in ("127.0.0.1", "127.0.0.2"):
+                for _ in range(8):
+                    await connected(clients, source, address, GET)
+            return Counter(one.address for one in state.connections if isinstance(one, Connection))
+
+    held = uvloop.run(crowd())
+    assert held.total() <= room_for(8)
+    assert held["127.0.0.2"] >= 4, held

@@ -126,7 +126,7 @@ async def test_a_request_whose_tokens_somebody_else_counts_meets_the_same_queue(
     admission = Admission(runtime, MEMORY_BYTES)
 
     def ask(deadlines: Deadlines = Deadlines(), n: int = 1) -> None:  # noqa: B008
-        admission.admit_sized(Work((3,), n, deadlines=deadlines), ceiling=2, arrival_s=0.0)
+        admission.admit_sized(Work((3,), n, deadlines=deadlines), arrival_s=0.0)
 
     ask(n=3)
     with pytest.raises(DeadlineUnreachable):

@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.clients import CLIENT
 from sluice_frontend.process.app import bare
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from sluice_worker.api import tokens as module
 from sluice_worker.api.service import Service
 from sluice_worker.api.tokens import CHARS_PER_TOKEN, add_token_routes
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from unit.worker.api.test_waiting_memory import READY, create_service
 
 MOST = READY.max_model_len
@@ -30,7 +31,11 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
 def app(service: Service) -> ASGIApp:
     app = bare()
     add_token_routes(app, service)
-    return app
+
+    async def for_a_client(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "state": {CLIENT: "one"}}, receive, send)
+
+    return for_a_client
 
 
 def chat(text: str) -> dict[str, Any]:

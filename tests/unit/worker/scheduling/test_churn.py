@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sluice_core.wire import Submit
 from sluice_worker.base.config import NgramSpeculation
 from sluice_worker.scheduling import drafts as drafts_module
@@ -44,9 +45,10 @@ def free_rows(decodes: int, kv_tokens: int, drafted: int) -> float:
 class Churn:
     """Arrivals, departures and live limits, all from one seed."""
 
-    def __init__(self, scheduler: Scheduler, seed: int) -> None:
+    def __init__(self, scheduler: Scheduler, seed: int, num_clients: int = 1) -> None:
         self.scheduler = scheduler
         self.chance = random.Random(seed)
+        self.num_clients = num_clients
         self.live: dict[str, Sequence] = {}
         self.num_arrived = self.num_finished = self.num_aborted = 0
 
@@ -56,6 +58,8 @@ class Churn:
         for _ in range(min(chance.choice((0, 1, 2, 4)), NUM_REQUESTS - self.num_arrived)):
             if len(self.live) < 24:
                 request = random_request(chance, self.num_arrived)
+                client = f"client {self.num_arrived % self.num_clients}"
+                request = structs.replace(request, client=client)
                 self.live[request.request_id] = add(scheduler, request)
                 self.num_arrived += 1
         if self.live and chance.random() < 0.1:
@@ -81,7 +85,7 @@ def test_10_000_requests_with_aborts_preemptions_and_cap_changes_leak_no_block(
     scheduler = create_scheduler(
         num_blocks=20, block_size=4, cap=12, max_model_len=64, speculation=speculation
     )
-    churn = Churn(scheduler, seed=11)
+    churn = Churn(scheduler, seed=11, num_clients=3)
     num_turns = 0
     while churn.num_arrived < NUM_REQUESTS or churn.live:
         churn.turn()
@@ -91,6 +95,7 @@ def test_10_000_requests_with_aborts_preemptions_and_cap_changes_leak_no_block(
     assert churn.num_finished + churn.num_aborted == NUM_REQUESTS
     assert scheduler.check_integrity() is None
     assert (scheduler.pool.num_used, scheduler.has_work) == (0, False)
+    assert not scheduler._queue.line._shares
     assert scheduler.pool.num_available == scheduler.pool.num_total
     counters = scheduler.counters
     assert min(counters.num_preemptions, churn.num_aborted, counters.num_drafts) > 500
