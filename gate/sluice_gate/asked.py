@@ -47,6 +47,9 @@ GENERATING: Mapping[str, Dialect] = {
     "/api/chat": Dialect(framing="ndjson", is_stream=True),
     "/generate": Dialect(_GENERATE, framing="sse"),
     "/generate_stream": Dialect(_GENERATE, framing="sse", is_stream=True),
+    "/v1/messages": Dialect(framing="sse"),
+    "/completion": Dialect(("prompt",), framing="sse"),  # llama.cpp's own
+    "/infill": Dialect(("prompt",), framing="sse"),
     "/v1/rerank": _RANKED,
     "/rerank": _RANKED,
     "/v1/score": _SCORED,

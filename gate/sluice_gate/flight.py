@@ -83,7 +83,7 @@ class Books:
 
     def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> float | None:
         """A token of the sequence `index`; its gap in seconds, None for a first one."""
-        timer = flight.timers[index if index < len(flight.timers) else 0]
+        timer = flight.timers[index]
         is_first = timer.first_s is None
         before_s = timer.last_s
         first = self._parts(flight, timer, now_s) if is_first else None
@@ -96,7 +96,7 @@ class Books:
             now_s=now_s,
             in_prefill=in_prefill,
         )
-        if is_first and not flight.first_seen:
+        if is_first and flight.is_prefilling:
             self.num_prefilling -= 1
             self.prefill_ended_s = now_s
         if is_first:

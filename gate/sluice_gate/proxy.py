@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from .asked import TokenSize, read
 from .backend import GateBackend
-from .chunks import Chunks
 from .config import GateConfig
 from .flight import Flight
 from .relay import Answer, Relay, while_read
@@ -60,7 +59,7 @@ class Proxy:
         async def serve() -> None:
             try:
                 async with answer.asked(body) as reply:
-                    await self._relay.relay(answer, reply, Chunks("none"))
+                    await self._relay.passed(answer, reply)
             except aiohttp.ClientError as error:
                 raise self._upstream.died(error) from error
 
@@ -72,7 +71,6 @@ class Proxy:
 
     async def _work(self, answer: "Answer", body: bytes, receive: Receive) -> None:
         flight = self._open(answer.scope["path"], body, Headers(scope=answer.scope))
-        answer.framing = flight.asked.framing
         try:
             await while_read(flight.stop, receive, self._serve(flight, answer, body))
         except SluiceError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
@@ -24,7 +25,13 @@ POLL_S = 1.0
 START_POLL_S = 0.1
 SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
-READ_BYTES = 1 << 16
+READ_BYTES = 1 << 15
+"""Twice as much of an answer that its client does not read is kept, and what one read brings."""
+SOCKET_BYTES = 1 << 17
+"""Of the kernel's receive buffer, which bounds a read, and is this container's memory as well.
+Linux doubles it, and would let it grow to 6 MiB."""
+HEADER_BYTES = 1 << 16
+"""Most bytes of one header of an engine's answer."""
 HOP_BY_HOP = frozenset(
     (
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
@@ -80,12 +87,14 @@ class Upstream:
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
             # A connection for each: llama.cpp ends one after a stream without saying so.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("accept", "content-type", "user-agent"),
             auto_decompress=False,
             read_bufsize=READ_BYTES,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
         )
         return self
 
@@ -201,6 +210,13 @@ class Upstream:
         asked = self.session.post(self.url + "/api/generate", json=body)
         async with asked as reply:
             return bool(reply.status == 200)
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, proto, _, _ = address
+    made = socket.socket(family, kind, proto)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+    return made
 
 
 def target_of(path: str, raw_path: bytes | None, query: bytes) -> str:

@@ -1,13 +1,14 @@
 """Tokens, choices and usage in streams as the engines send them, cut at any byte."""
 
 import json
+import tracemalloc
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_gate.asked import Framing
-from sluice_gate.chunks import Chunks, usage_of
+from sluice_gate.chunks import MAX_EVENT_BYTES, MAX_TOKENS, Chunks, Framing, Numbers
 
 
 def sse(*events: object) -> bytes:
@@ -110,21 +111,101 @@ def sglang(index: int, prompt: int, completion: int) -> dict[str, Any]:
 
 SGLANG = sse(sglang(0, 5, 1), sglang(1, 5, 2), sglang(0, 5, 3)) + DONE
 
+
+def messages(*events: dict[str, Any]) -> bytes:
+    return b"".join(b"event: %s\n%s" % (event["type"].encode(), sse(event)) for event in events)
+
+
+def piece(kind: str, text: str) -> dict[str, Any]:
+    return {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": f"{kind}_delta"} | {kind: text},
+    }
+
+
+BEGUN = {
+    "id": "msg",
+    "type": "message",
+    "content": [],
+    "usage": {"input_tokens": 9, "output_tokens": 1},
+}
+MESSAGES = messages(
+    {"type": "message_start", "message": BEGUN},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "ping"},
+    piece("thinking", "hm"),
+    piece("text", "a"),
+    piece("input_json", '{"a"'),
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}},
+    {"type": "message_stop"},
+)
+
+
+def completion(text: str, **more: Any) -> dict[str, Any]:
+    return {"index": 0, "content": text, "tokens": [], "stop": False, "id_slot": 0} | more
+
+
+ENDED: dict[str, Any] = {"stop": True, "tokens_predicted": 4, "tokens_evaluated": 8}
+LLAMACPP = sse(
+    completion("", tokens_predicted=0, prompt_progress={"total": 8}),
+    completion("a", tokens_predicted=1, tokens_evaluated=8),
+    completion("bc", tokens_predicted=3, tokens_evaluated=8),
+    completion("", generation_settings={"stop": []}, timings={"predicted_n": 4}, **ENDED),
+)
+OLD_LLAMACPP = sse(completion("a"), completion("b"), completion("", **ENDED))
+TRANSCRIPT = (
+    sse(
+        {"object": "transcription.chunk", "choices": [{"delta": {"content": " a"}}]},
+        {"object": "transcription.chunk", "choices": [{"delta": {"content": " b"}}]},
+    )
+    + DONE
+)
+SPEECH = sse(
+    {"type": "speech.audio.delta", "audio": "AAAA"},
+    {"type": "speech.audio.done", "usage": {"input_tokens": 4, "output_tokens": 1}},
+)
+LARGE = "x" * (MAX_EVENT_BYTES + 1)
+LARGE_CHAT = (
+    sse(chat({"content": "a"}), chat({"content": LARGE}), chat({"content": "b"}))
+    + b": %s\n\n" % LARGE.encode()
+    + sse(told(9, 3))
+    + DONE
+)
+LARGE_SGLANG = sse(sglang(0, 5, 1), {"text": LARGE} | sglang(0, 5, 4) | {"text": LARGE}) + DONE
+LARGE_END = sse(
+    *RESPONSE_EVENTS[:4],
+    {
+        "type": "response.completed",
+        "response": {"output": LARGE, "usage": {"input_tokens": 5, "output_tokens": 3}},
+    },
+)
+
 STREAMS: list[tuple[Framing, bytes, list[int], tuple[int, int] | None, bool, bool]] = [
     ("sse", CHAT, [0, 0, 0], (9, 3), False, True),
     ("sse", CHAT.replace(b"\n", b"\r\n"), [0, 0, 0], (9, 3), False, True),
     ("sse", CHAT.replace(b"data: ", b"data:"), [0, 0, 0], (9, 3), False, True),
     ("sse", COMPLETIONS_OF_TWO, [0, 1, 1, 0, 0], (4, 5), False, True),
     ("sse", CONTINUOUS, [0, 1, 1, 1, 0, 0, 0, 1], (7, 8), True, True),
-    ("sse", TOKEN_IDS, [0, 0, 0, 0], None, True, False),
+    ("sse", TOKEN_IDS, [0, 0, 0, 0], None, True, True),
     ("sse", RESPONSES, [0, 0], (5, 2), False, True),
     ("ndjson", OLLAMA_GENERATE, [0, 0], (6, 3), False, True),
     ("ndjson", OLLAMA_CHAT, [0, 0, 0], (6, 3), False, True),
     ("sse", TGI, [0, 0, 0], (8, 3), True, True),
     ("sse", SGLANG, [0, 1, 1, 0, 0], (5, 5), True, True),
+    ("sse", MESSAGES, [0, 0, 0], (9, 3), False, True),
+    ("sse", LLAMACPP, [0, 0, 0, 0], (8, 4), True, True),
+    ("sse", OLD_LLAMACPP, [0, 0], (8, 4), False, True),
+    ("sse", TRANSCRIPT, [0, 0], None, False, True),
+    ("sse", SPEECH, [0], (4, 1), False, True),
+    ("sse", LARGE_CHAT, [0, 0, 0], (9, 3), False, True),
+    ("sse", LARGE_SGLANG, [0, 0, 0, 0], (5, 4), True, True),
+    ("sse", LARGE_END, [0, 0, 0], (5, 3), False, True),
 ]
 kinds = ["chat", "crlf", "no space", "two", "continuous", "ids", "responses"]
-kinds += ["generate", "ollama chat", "tgi", "sglang"]
+kinds += ["generate", "ollama chat", "tgi", "sglang", "messages", "llama.cpp", "old llama.cpp"]
+kinds += ["transcript", "speech", "large event", "large sglang", "large end"]
 
 
 @pytest.mark.parametrize(
@@ -139,74 +220,125 @@ def test_a_stream_brings_its_tokens_and_its_usage(
     is_done: bool,
 ) -> None:
     chunks = Chunks(framing)
-    assert chunks.feed(stream) == len(indexes)
-    assert chunks.last_indexes == indexes
+    assert chunks.feed(stream) == Counter(indexes)
     assert chunks.usage == told
     assert chunks.is_exact is is_exact
     assert chunks.is_done is is_done
+    assert chunks.lacks_end is (not is_done)
+    assert not chunks.is_failed
 
 
-@given(st.sampled_from(STREAMS), st.lists(st.integers(0, 2000), max_size=20))
+@given(st.sampled_from(STREAMS), st.lists(st.integers(0, 1 << 20), max_size=20))
 def test_where_the_network_cuts_a_stream_changes_nothing(
     stream: tuple[Framing, bytes, list[int], tuple[int, int] | None, bool, bool], cuts: list[int]
 ) -> None:
     framing, data, indexes, told, is_exact, is_done = stream
-    chunks, got = Chunks(framing), list[int]()
+    chunks, got = Chunks(framing), Counter[int]()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in zip(edges, edges[1:], strict=False):
-        assert chunks.feed(data[start:end]) == len(chunks.last_indexes)
-        got += chunks.last_indexes
-    assert got == indexes
+        got.update(chunks.feed(data[start:end]))
+    assert got == Counter(indexes)
     assert (chunks.usage, chunks.is_exact, chunks.is_done) == (told, is_exact, is_done)
 
 
 def test_a_token_counts_once_its_event_has_ended() -> None:
     chunks = Chunks("sse")
     event = sse(chat({"content": "x"}))
-    assert [chunks.feed(event[i : i + 1]) for i in range(len(event))].count(1) == 1
-    assert chunks.feed(event[:-2]) == 0
-    assert chunks.feed(event[-2:]) == 1
+    assert [chunks.feed(event[i : i + 1]) for i in range(len(event))].count({0: 1}) == 1
+    assert chunks.feed(event[:-2]) == {}
+    assert chunks.feed(event[-2:]) == {0: 1}
 
 
 def test_a_token_whose_characters_are_not_whole_counts() -> None:
     """An emoji is several tokens: vLLM sends an event with an empty text for each but the last."""
     chunks = Chunks("sse")
-    assert chunks.feed(sse(chat({"content": ""}), chat({"content": "\U0001f600"}))) == 2
-    assert chunks.feed(sse(text(""), text("\U0001f600"))) == 2
+    assert chunks.feed(sse(chat({"content": ""}), chat({"content": "\U0001f600"}))) == {0: 2}
+    assert chunks.feed(sse(text(""), text("\U0001f600"))) == {0: 2}
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "refusal"])
 def test_reasoning_is_tokens(name: str) -> None:
-    assert Chunks("sse").feed(sse(chat({"role": "assistant", name: "hm"}))) == 1
+    assert Chunks("sse").feed(sse(chat({"role": "assistant", name: "hm"}))) == {0: 1}
 
 
 def test_a_tool_call_is_tokens() -> None:
     call = {"index": 0, "function": {"arguments": "{"}}
-    assert Chunks("sse").feed(sse(chat({"tool_calls": [call]}))) == 1
+    assert Chunks("sse").feed(sse(chat({"tool_calls": [call]}))) == {0: 1}
 
 
 def test_the_whole_usage_in_the_last_event_is_not_its_own() -> None:
     """llama.cpp's completions tell it so, with the finish reason."""
     chunks = Chunks("sse")
     stream = sse(text("a"), text("b"), text("", finish_reason="stop") | usage(6, 2)) + DONE
-    assert chunks.feed(stream) == 2
+    assert chunks.feed(stream) == {0: 2}
     assert chunks.usage == (6, 2)
     assert not chunks.is_exact
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"error": {"message": "m"}}', b"{", b"[1]", b'"x"', b"", b"\xff"]
-)
+@pytest.mark.parametrize("line", [b'{"x": {"message": "m"}}', b"{", b"[1]", b'"x"', b"", b"\xff"])
 def test_what_is_no_event_of_a_dialect_brings_nothing(line: bytes) -> None:
     for chunks in (Chunks("sse"), Chunks("ndjson")):
-        assert chunks.feed(b"data: " + line + b"\n\n" + line + b"\n") == 0
+        assert chunks.feed(b"data: " + line + b"\n\n" + line + b"\n") == {}
         assert not chunks.is_done
         assert chunks.usage is None
 
 
 @given(st.sampled_from(["sse", "ndjson"]), st.binary(max_size=200))
 def test_no_bytes_break_a_stream(framing: Framing, data: bytes) -> None:
-    assert Chunks(framing).feed(b"data: " + data + b"\n") >= 0
+    assert sum(Chunks(framing).feed(b"data: " + data + b"\n").values()) >= 0
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        sse(chat({"content": "a"}), {"error": {"message": "m", "code": 500}}) + DONE,
+        sse(RESPONSE_EVENTS[3], {"type": "response.failed", "response": {"status": "failed"}}),
+        messages(piece("text", "a"), {"type": "error", "error": {"type": "api_error"}}),
+        sse(RESPONSE_EVENTS[3], {"type": "error", "message": "m"}),
+    ],
+)
+def test_an_error_in_the_middle_of_a_stream_is_told(stream: bytes) -> None:
+    chunks = Chunks("sse")
+    chunks.feed(stream)
+    assert chunks.is_failed
+
+
+def test_a_stream_that_stops_in_the_middle_lacks_its_end() -> None:
+    for framing, stream in (("sse", CHAT), ("ndjson", OLLAMA_CHAT), ("sse", MESSAGES)):
+        chunks = Chunks(framing)  # type: ignore[arg-type]
+        *events, _, _, _ = stream.splitlines(keepends=True)
+        chunks.feed(b"".join(events[: len(events) // 2 + 1]))
+        assert chunks.lacks_end
+
+
+@pytest.mark.parametrize("number", [2**62, -(2**62), -5])
+def test_numbers_of_an_engine_are_bounded(number: int) -> None:
+    for event in (
+        chat({"content": "x"}, index=number) | usage(number, number),
+        sglang(number, number, number),
+        completion("x", index=number, tokens_predicted=number, tokens_evaluated=number),
+        {"message": {"content": "x"}, "done": True, "eval_count": number},
+        told(number, number),
+    ):
+        chunks = Chunks("sse")
+        assert 0 <= sum(chunks.feed(sse(event)).values()) <= MAX_TOKENS
+        assert chunks.usage is None or all(0 <= each <= MAX_TOKENS for each in chunks.usage)
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 14, 1 << 16])
+def test_an_event_of_any_length_is_not_kept(size: int) -> None:
+    """16 MiB in one line, in pieces as the network brings them."""
+    chunks, piece = Chunks("sse"), b"1,".ljust(size, b"1")
+    chunks.feed(b'data: {"choices": [{"text": "a", "token_ids": [')
+    tracemalloc.start()
+    for _ in range((16 << 20) // size):
+        assert chunks.feed(piece) == {}
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 * MAX_EVENT_BYTES
+    assert chunks.feed(b'1]}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n') == {0: 1}
+    assert chunks.usage == (3, 2)
+    assert chunks.feed(sse(chat({"content": "x"}))) == {0: 1}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +356,7 @@ def test_no_bytes_break_a_stream(framing: Framing, data: bytes) -> None:
         ({"embeddings": [[0.1]], "prompt_eval_count": 3}, (3, 0)),
         (
             {"generated_text": "a", "details": {"generated_tokens": 2, "prefill": [{}, {}, {}]}},
-            (3, 2),
+            (0, 2),
         ),
         ({"text": "a", "meta_info": {"prompt_tokens": 3, "completion_tokens": 2}}, (3, 2)),
         ({"generated_text": "a"}, None),
@@ -235,9 +367,37 @@ def test_no_bytes_break_a_stream(framing: Framing, data: bytes) -> None:
     ],
 )
 def test_usage_of_an_answer_in_one_piece(answer: object, told: tuple[int, int] | None) -> None:
-    assert usage_of(json.dumps(answer).encode()) == told
+    numbers = Numbers()
+    numbers.feed(json.dumps(answer).encode())
+    assert numbers.usage == told
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"<html>", b"\xff\xfe", b"[" * 100_000])
+@given(
+    st.sampled_from(["front", "middle", "end"]),
+    st.integers(0, 300),
+    st.lists(st.integers(0, 40_000), max_size=20),
+)
+def test_usage_is_found_wherever_it_stands_and_the_network_cuts(
+    where: str, spaces: int, cuts: list[int]
+) -> None:
+    large = {
+        "prompt_logprobs": [{"1": {"logprob": -0.5, "decoded_token": '"total_tokens": 7'}}] * 200
+    }
+    said = {"choices": [{"text": 'a "prompt_tokens": 9, "completion_tokens": 9}' * 9}]}
+    parts = {
+        "front": usage(123, 45) | said | large,
+        "middle": said | usage(123, 45) | large,
+        "end": large | said | usage(123, 45),
+    }
+    data, numbers = json.dumps(parts[where]).encode() + b" " * spaces, Numbers()
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, end in zip(edges, edges[1:], strict=False):
+        numbers.feed(data[start:end])
+    assert numbers.usage == (123, 45)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"<html>", b"\xff\xfe", b"[" * 100_000, b'"' * 9999])
 def test_an_answer_that_is_no_object_tells_nothing(body: bytes) -> None:
-    assert usage_of(body) is None
+    numbers = Numbers()
+    numbers.feed(body)
+    assert numbers.usage is None
