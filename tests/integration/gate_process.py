@@ -11,10 +11,18 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engines.clients import until
 from integration.worker_process import Worker, listening
+from sluice_frontend.http.guards import Inflight
+from sluice_frontend.process.app import admin_app
+from sluice_frontend.process.server import listening as listening_ports
+from sluice_gate.app import api_app, metrics_of
+from sluice_gate.config import parse
+from sluice_gate.gate import Gate
 
 TESTS = Path(__file__).parents[1]
 MODELS = b'{"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}'
+ON_LOOPBACK = ("--host", "127.0.0.1", "--port", "0", "--admin-port", "0")
 LIMIT_S = 60.0
 READ_BYTES = 1 << 18
 
@@ -32,7 +40,8 @@ def gate_of(
     log = directory / "gate.log"
     command = [
         *(sys.executable, "-m", *module, "--upstream", upstream),
-        *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *flags),
+        *ON_LOOPBACK,
+        *flags,
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stderr=output, env={**os.environ, **(environ or {})})
@@ -69,6 +78,27 @@ async def watched_gate(upstream: str, directory: Path, *flags: str) -> AsyncIter
     with ExitStack() as stack:
         gate = await asyncio.to_thread(stack.enter_context, made)
         yield WatchedGate(gate, held)
+
+
+@asynccontextmanager
+async def inner_gate(upstream: str, *flags: str) -> AsyncIterator[tuple[Gate, str]]:
+    """A gate in this process, for a look into its books, with its URL."""
+    config = parse(["--upstream", upstream, *ON_LOOPBACK, *flags])
+    async with listening_ports(config.server, config.model_name, 64) as ports:
+        gate, end = Gate(config), asyncio.Event()
+        ports.answer(
+            api_app(gate, config.server, Inflight()),
+            admin_app(gate.runtime, gate.admission.check_room, metrics_of(gate)),
+            gate.runtime.stats.connection_cut,
+        )
+        running = asyncio.create_task(gate.run(end))
+        await until(lambda: gate.upstream.is_up and ports.api.started)
+        address = ports.api.servers[0].sockets[0].getsockname()
+        try:
+            yield gate, f"http://127.0.0.1:{address[1]}"
+        finally:
+            end.set()
+            await running
 
 
 @dataclass

@@ -46,8 +46,8 @@ class RequestTimer:
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
     `priority`, `is_another`: as in `wire.Submit`. `admitted_s`: start of its first step. `decided`:
-    its first token has been counted, on time or over; `e2e_decided`: its end has. `whole`: shared
-    with the sequences that are answered together with it.
+    its first token has been counted, on time or over; `e2e_decided`: its end has. `is_unseen`: its
+    first token is not expected to be seen.
     """
 
     request_id: str
@@ -60,6 +60,7 @@ class RequestTimer:
     admitted_s: float | None = None
     decided: bool = False
     e2e_decided: bool = False
+    is_unseen: bool = False
     held_first: bool = False
     first_s: float | None = None
     last_s: float = 0.0
@@ -169,6 +170,8 @@ class Recorder:
     def first_token(self, timer: RequestTimer, now_s: float, parts: FirstToken) -> float:
         """The first token was delivered; returns its time since arrival, in seconds."""
         self._leave(timer)
+        if timer.is_unseen:  # its request did not say that the answer is a stream
+            timer.is_unseen = timer.decided = False
         ttft_s = now_s - timer.arrival_s
         self.engine.learn(timer.num_prompt_tokens, parts, ttft_s, now_s)
         timer.first_s = timer.last_s = now_s
@@ -189,7 +192,7 @@ class Recorder:
         """An admitted request's first token will not be seen, as its answer comes in one piece. It
         is counted only if it was late before."""
         self._leave(timer)
-        timer.decided = True
+        timer.is_unseen, timer.decided = not timer.decided, True
 
     def next_token(
         self, timer: RequestTimer, now_s: float, *, at_cap: bool, in_prefill: bool = False
