@@ -211,13 +211,16 @@ class Chunks:
         """Tokens, by choice, of the events that ended in these bytes. An event is one line in all
         dialects."""
         self._brought = {}
-        first, *lines = data.split(b"\n")
-        self._keep(first)
+        *lines, rest = data.split(b"\n")
         for line in lines:
-            self._end()
-            if line:
+            if self._pending or self._large is not None or len(line) > MAX_EVENT_BYTES:
                 self._keep(line)
-        return self._brought or _NOTHING
+                self._end()
+            elif line:
+                self._line(line)
+        if rest:
+            self._keep(rest)
+        return self._brought
 
     def _keep(self, part: bytes) -> None:
         if self._large is not None:
@@ -232,13 +235,17 @@ class Chunks:
 
     def _end(self) -> None:
         line, self._pending = self._pending, b""
-        is_event = not self._is_sse or line.startswith(b"data:")
-        if self._large is not None:
-            large, self._large = self._large, None
-            if is_event:
-                self._unread(large.usage)
-        elif line and is_event:
-            self._read(line[5:] if self._is_sse else line)
+        large, self._large = self._large, None
+        if large is None:
+            self._line(line)
+        elif not self._is_sse or line.startswith(b"data:"):
+            self._unread(large.usage)
+
+    def _line(self, line: bytes) -> None:
+        if not self._is_sse:
+            self._read(line)
+        elif line.startswith(b"data:"):
+            self._read(line[5:])
 
     def _unread(self, usage: Usage | None) -> None:
         """A large event is a token, unless its usage says better. It may be the last one."""
@@ -248,6 +255,7 @@ class Chunks:
         self._add(0, self._since(0, usage[1]) if usage is not None and is_told else 1)
 
     def _read(self, text: bytes) -> None:
+        """`text`: one event."""
         try:
             event = _events.decode(text)
         except _NO_JSON:

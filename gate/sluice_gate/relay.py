@@ -6,6 +6,7 @@ the client's connection: less than 1 MiB, also if nobody reads. When that is ful
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -35,6 +36,8 @@ HOP_BY_HOP = frozenset(
     )
 )
 """Headers of one connection (RFC 9110, 7.6.1), and the one that uvicorn writes into each answer."""
+_NO_TEXT = re.compile(rb"[\x00\n\v\f\r]")
+"""aiohttp takes them in the value of a header, and h11 refuses to send them."""
 
 
 class Relay:
@@ -161,9 +164,11 @@ class Answer:
         return self._upstream.request(scope["method"], target, headers, body)
 
     async def start(self, reply: aiohttp.ClientResponse) -> None:
-        """Pass on status and headers. Raises RequestFailed for a status that HTTP has not."""
+        """Pass on status and headers. Raises RequestFailed for those that HTTP does not have."""
         if not 200 <= reply.status < 600:
             raise RequestFailed(f"the engine answered with the status {reply.status}")
+        if any(_NO_TEXT.search(value) for _, value in reply.raw_headers):
+            raise RequestFailed("the engine answered with a header that is no text")
         is_plain = "content-encoding" not in reply.headers
         if reply.status < 300 and is_plain:
             self.framing = FRAMINGS.get(reply.content_type)

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote
@@ -27,7 +27,7 @@ SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
 READ_BYTES = 1 << 15
 """Twice as much of an answer that its client does not read is kept, and what one read brings."""
-SOCKET_BYTES = 1 << 17
+SOCKET_BYTES = 1 << 16
 """Of the kernel's receive buffer, which bounds a read, and is this container's memory as well.
 Linux doubles it, and would let it grow to 6 MiB."""
 HEADER_BYTES = 1 << 16
@@ -109,19 +109,20 @@ class Upstream:
 
     # -- requests
 
-    def request(
+    @asynccontextmanager
+    async def request(
         self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """A request as its client sent it."""
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A request as its client sent it, and the answer, which ends with its connection."""
         kept = [(name, value) for name, value in headers if name not in HOP_BY_HOP]
         kept.append(("accept-encoding", "identity"))  # or tokens could not be counted
-        return self.session.request(
-            method,
-            URL(self.url + target, encoded=True),
-            headers=kept,
-            data=body or None,
-            allow_redirects=False,
+        url = URL(self.url + target, encoded=True)
+        asked = self.session.request(
+            method, url, headers=kept, data=body or None, allow_redirects=False
         )
+        async with asked as reply:
+            _end_with_connection(reply)
+            yield reply
 
     def died(self, error: Exception) -> EngineDied:
         """The sentence for a request whose connection to the engine broke."""
@@ -210,6 +211,21 @@ class Upstream:
         asked = self.session.post(self.url + "/api/generate", json=body)
         async with asked as reply:
             return bool(reply.status == 200)
+
+
+def _end_with_connection(reply: aiohttp.ClientResponse) -> None:
+    """Let nobody wait for an answer whose connection is gone. aiohttp (3.14.5) forgets the reader
+    of one whose chunks are broken: it would wait for ever, and keep its place."""
+    if reply.connection is None or reply.connection.protocol is None:
+        return  # it has all of it
+
+    def ended(closed: asyncio.Future[None]) -> None:
+        content, error = reply.content, None if closed.cancelled() else closed.exception()
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError(f"the connection broke: {error}"))
+
+    if closed := reply.connection.protocol.closed:
+        closed.add_done_callback(ended)
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

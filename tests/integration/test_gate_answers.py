@@ -116,7 +116,6 @@ async def test_no_answer_holds_the_loop(name: str, tmp_path: Path) -> None:
             waits_s.append(time.monotonic() - sent_s)
         seen = await asked
         cpu_s = cpu_seconds(watched.gate.process.pid) - cpu_s
-        print(name, watched.longest_ms(since_s), max(waits_s), cpu_s)
         assert seen.is_whole
         assert seen.num_bytes > 3 * MIB
         assert watched.longest_ms(since_s) < HELD_MS
@@ -186,7 +185,6 @@ async def test_16_answers_of_48_mib_take_little_memory(does_read: bool, tmp_path
             assert taken[0] < 16 * 16 * MIB  # kernel and gate together
             for each in readers:
                 each.close()
-        print(does_read, most_mib - before_mib, watched.longest_ms(since_s), taken[0] / MIB)
         assert most_mib - before_mib < 100
         assert watched.longest_ms(since_s) < HELD_MS
 
@@ -241,9 +239,7 @@ CUT: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", CUT)
-async def test_an_answer_that_the_engine_cuts_is_incomplete_and_failed(
-    name: str,
-) -> None:
+async def test_an_answer_that_the_engine_cuts_is_incomplete_and_failed(name: str) -> None:
     """Its client cannot take it for a whole one."""
 
     async def answer(call: Call) -> None:
@@ -254,6 +250,21 @@ async def test_an_answer_that_the_engine_cuts_is_incomplete_and_failed(
         assert seen.status in (200, 503)
         is_told = b'"error":{"message":"the engine closed the connection' in seen.body
         assert is_told or not seen.is_whole
+        assert _ends(gate) == {"error": 1}
+
+
+async def test_an_answer_whose_chunks_break_later_ends_with_its_connection() -> None:
+    """Its reader was forgotten, and kept its place for ever."""
+    begun = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await call.write(HEAD % b"audio/mpeg" + chunk(b"abc"))
+        await begun.wait()
+        await call.write(b"3\r\nabcXYZ\r\n")
+
+    async with books(answer) as (gate, url):
+        seen = await ask(url, on_bytes=lambda _: begun.set())
+        assert (seen.status, seen.is_whole) == (200, False)
         assert _ends(gate) == {"error": 1}
 
 
@@ -277,6 +288,15 @@ async def test_a_status_that_http_does_not_have_is_a_500(status: int) -> None:
         for method in ("POST", "GET"):
             seen = await ask(url, method)
             assert (seen.status, seen.is_whole) == (500, True)
+
+
+async def test_a_header_that_is_no_text_is_a_500() -> None:
+    async def answer(call: Call) -> None:
+        await call.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx: a\vb\r\n\r\n")
+
+    async with books(answer) as (_, url):
+        seen = await ask(url)
+        assert (seen.status, seen.is_whole) == (500, True)
 
 
 async def test_an_error_among_events_is_a_failed_answer() -> None:
