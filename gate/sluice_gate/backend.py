@@ -90,13 +90,16 @@ class GateBackend:
         self.pump()
         return flight
 
-    def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> None:
-        """A token of one of its sequences was handed over."""
+    def token(
+        self, flight: Flight, index: int, now_s: float, num: int = 1, *, is_drafted: bool
+    ) -> None:
+        """`num` tokens of one of its sequences were handed over together."""
         tick, books = self._ledger().recorder.ticks.open, self.books
-        tick.generated_tokens += 1
-        tick.decodes += 1
+        tick.generated_tokens += num
+        tick.decodes += num
         before = books.num_prefilling
         gap_s = books.token(flight, index, now_s, is_drafted=is_drafted)
+        flight.timers[index].num_tokens += num - 1
         if gap_s is not None:
             self.outside.gap(1e3 * gap_s, books.running, now_s)
         elif books.num_prefilling < before and flight.admitted_s is not None:
@@ -108,9 +111,10 @@ class GateBackend:
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
         self.stepped(now_s)
-        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.work.is_stream
+        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.first_seen
         if is_unseen:
             tick.generated_tokens += num_tokens or 0
+        if is_unseen or not flight.work.is_stream:
             tick.prefill_tokens += flight.prompt_tokens
         for timer in flight.timers:
             if is_unseen:

@@ -1,77 +1,118 @@
-"""Tokens and usage in an engine's answer. Pure.
+"""Tokens and usage in an engine's answer. Pure, linear in its bytes, and bounded in memory.
 
 An event of a stream is one token, unless the events themselves tell how many they bring: vLLM and
-SGLang by the usage of each event (`continuous_usage_stats`), vLLM also by its token ids, TGI always
-one. Dialects: OpenAI's completions, chats and responses, Ollama's, TGI's, and SGLang's own.
+SGLang by the usage of each event (`continuous_usage_stats`), vLLM also by its token ids, llama.cpp
+by `tokens_predicted`, TGI always one. Dialects: OpenAI's completions, chats and responses,
+Anthropic's messages, Ollama's, TGI's, llama.cpp's and SGLang's own.
 """
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 from sluice_core.bounded import Numbers
 
-Framing = Literal["sse", "ndjson", "none"]
-"""How events of a streamed answer are told apart; "none" for an answer in one piece."""
+Framing = Literal["sse", "ndjson"]
+"""How events of a streamed answer are told apart."""
 Usage = tuple[int, int]
 """Prompt tokens and completion tokens."""
+FRAMINGS: Mapping[str, Framing] = {
+    "text/event-stream": "sse",
+    "application/x-ndjson": "ndjson",
+    "application/ndjson": "ndjson",
+    "application/jsonl": "ndjson",
+}
+"""By the content type of an answer. A route says nothing: any may stream, and many do both."""
+MAX_EVENT_BYTES = 1 << 16
+"""An event over this is not kept and not parsed: 3e6 token ids in one held the loop for 1.9 s."""
 MAX_AT_ONCE = 1 << 12
-"""Most tokens that are counted of what comes at once."""
+"""Most tokens that are counted of one event."""
 MAX_INDEX = (1 << 12) - 1
 """Largest index of an answer; one beyond it counts as the first."""
 
 
-class _Told(Struct, frozen=True):
-    """OpenAI's usage, and by other names that of /v1/responses."""
+class _Told(Struct, gc=False):
+    """The numbers of all dialects that tell the usage, as the engine wrote them."""
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
     total_tokens: Any = None
-    input_tokens: Any = None
+    input_tokens: Any = None  # /v1/responses, /v1/messages
     output_tokens: Any = None
-
-    def both(self, numbers: Numbers) -> Usage | None:
-        count = numbers.count
-        completion = count(self.completion_tokens) or count(self.output_tokens) or 0
-        prompt = count(self.input_tokens if self.prompt_tokens is None else self.prompt_tokens)
-        if prompt is None:
-            total = count(self.total_tokens)
-            return None if total is None else (max(total - completion, 0), completion)
-        return prompt, completion
-
-
-class _Details(Struct, frozen=True):
-    """TGI's; `input_length` only in streams, `prefill` only in answers in one piece."""
-
-    generated_tokens: Any = None
-    input_length: Any = None
-    prefill: Sequence[Any] = ()
-
-    def both(self, numbers: Numbers) -> Usage:
-        prompt = numbers.count(self.input_length) or len(self.prefill)
-        return prompt, numbers.count(self.generated_tokens) or 0
-
-
-class _Answer(Struct, frozen=True):
-    """The fields of all dialects that tell the usage."""
-
-    usage: _Told | None = None
-    prompt_eval_count: Any = None
+    prompt_eval_count: Any = None  # Ollama
     eval_count: Any = None
-    details: _Details | None = None
-    meta_info: _Told | None = None
+    input_length: Any = None  # TGI; only in streams
+    generated_tokens: Any = None
+    tokens_evaluated: Any = None  # llama.cpp
+    tokens_predicted: Any = None
 
     def both(self, numbers: Numbers) -> Usage | None:
-        told = self.usage or self.details or self.meta_info
-        if told is not None:
-            return told.both(numbers)
-        prompt, completion = map(numbers.count, (self.prompt_eval_count, self.eval_count))
+        """None if neither is told. Embeddings have no completion tokens, reranking only a total."""
+        prompt = _first(
+            numbers, self.prompt_tokens, self.input_tokens, self.prompt_eval_count,
+            self.input_length, self.tokens_evaluated,
+        )  # fmt: skip
+        completion = _first(
+            numbers, self.completion_tokens, self.output_tokens, self.eval_count,
+            self.generated_tokens, self.tokens_predicted,
+        )  # fmt: skip
+        if prompt is None and (total := numbers.count(self.total_tokens)) is not None:
+            prompt = max(total - (completion or 0), 0)
         return None if prompt is None and completion is None else (prompt or 0, completion or 0)
 
 
-class _Delta(Struct, frozen=True):
+def _first(numbers: Numbers, *told: object) -> int | None:
+    for each in told:
+        if (found := numbers.count(each)) is not None:
+            return found
+    return None
+
+
+_NUMBER = re.compile(
+    rb'"(%s)"\s{0,8}:\s{0,8}([^\s,}\]]{1,24})(?=[\s,}\]])'
+    % "|".join(_Told.__struct_fields__).encode()
+)
+_NUMBER_BYTES = 64
+"""More than any match."""
+_NOTHING: Mapping[int, int] = {}
+
+
+class UsageScan:
+    """The usage in a JSON text of any length, wherever it stands: at the end (most), at the front
+    (chats of vLLM with `prompt_logprobs`), or between. The last of each name counts.
+
+    Inside of a JSON string the quotes of a name are escaped, so that no text looks like one.
+    """
+
+    def __init__(self, numbers: Numbers | None = None) -> None:
+        self._numbers = numbers or Numbers("usage", Counter())
+        self._told: dict[bytes, bytes] = {}
+        self._last = b""
+
+    def feed(self, data: bytes) -> Mapping[int, int]:
+        """The next bytes, of which only the last few are kept. An answer in one piece brings no
+        token that could be timed."""
+        seen = self._last + data
+        self._told.update(_NUMBER.findall(seen))
+        self._last = seen[-_NUMBER_BYTES:]
+        return _NOTHING
+
+    @property
+    def usage(self) -> Usage | None:
+        """As far as it was told."""
+        self._told.update(_NUMBER.findall(self._last + b"\n"))  # a number may end where all does
+        told = {
+            name.decode(): text.decode("latin-1")
+            for name, text in self._told.items()
+            if text != b"null"
+        }
+        return _Told(**told).both(self._numbers)
+
+
+class _Delta(Struct, gc=False):
     role: Any = None
     content: Any = None
     reasoning: Any = None
@@ -90,7 +131,7 @@ class _Delta(Struct, frozen=True):
         )
 
 
-class _Choice(Struct, frozen=True):
+class _Choice(Struct, gc=False):
     index: Any = 0
     text: str | None = None
     delta: _Delta | None = None
@@ -107,29 +148,34 @@ class _Choice(Struct, frozen=True):
         return self.delta.has_content or not is_other
 
 
-class _Message(Struct, frozen=True):
-    """Ollama's."""
+class _Part(Struct, gc=False):
+    """`message`: Ollama's, or the first event of Anthropic's; `response`: of OpenAI's last."""
 
-    content: str = ""
-    thinking: str = ""
+    content: Any = None
+    thinking: Any = None
     tool_calls: Any = None
+    usage: _Told | None = None
 
 
-class _Event(_Answer, frozen=True):
+class _Event(_Told, gc=False):
     """The fields of all dialects that tell what an event brings. `response`: Ollama's text, or
     the whole of a response at the end of OpenAI's."""
 
     choices: list[_Choice] | None = None
+    usage: _Told | None = None
+    error: Any = None
     token: Any = None
     generated_text: Any = None
+    details: _Told | None = None
     index: Any = 0
-    output_ids: list[Any] | None = None
+    meta_info: _Told | None = None
     done: bool | None = None
-    response: Any = None
-    thinking: str = ""
-    message: _Message | str | None = None
+    response: str | _Part | None = None
+    thinking: Any = None
+    message: str | _Part | None = None
+    content: Any = None
+    stop: Any = None
     type_: str = field(name="type", default="")
-    error: Any = None
 
     @property
     def failure(self) -> int | None:
@@ -142,46 +188,38 @@ class _Event(_Answer, frozen=True):
 
 
 _events = msgspec.json.Decoder(_Event)
-_answers = msgspec.json.Decoder(_Answer)
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_ENDS = ("response.completed", "response.incomplete", "response.failed")
+_ENDS = frozenset(
+    (
+        *("response.completed", "response.incomplete", "response.failed", "message_stop"),
+        *("transcript.text.done", "speech.audio.done"),
+    )
+)
 _FAILED = ("response.failed", "error")
 _UNDONE = ("abort", "error")
 """Finish reasons of an answer that its engine gave up (vLLM's `FINISH_REASON_STRINGS`)."""
 
 
 class Chunks:
-    """One streamed answer. `is_done`: the engine said that it has ended. `usage`: once told.
-    `is_exact`: events tell how many tokens each brings. `last_indexes`: the choice of each token
-    that the last `feed` brought. `error`: the status of the error that it told, in an answer that
-    is a 200. `numbers` reads the engine's."""
+    """One streamed answer. `is_done`: the engine said that it has ended. `error`: the status of the
+    error that it told, in an answer that is a 200. `usage`: once told. `is_exact`: events tell how
+    many tokens each brings. `numbers` reads the engine's."""
 
     def __init__(self, framing: Framing, numbers: Numbers | None = None) -> None:
         self._numbers = numbers or Numbers("usage", Counter())
         self.is_done = False
+        self.error: int | None = None
         self.usage: Usage | None = None
         self.is_exact = False
-        self.last_indexes: list[int] = []
-        self.error: int | None = None
+        self._brought: dict[int, int] = {}
         self._is_sse = framing == "sse"
-        # In a dialect that we do not read; None until the first event decides.
-        self._is_foreign: bool | None = True if framing == "none" else None
+        self._is_foreign: bool | None = None  # in a dialect that is not read, once that is known
         self._open: set[int] = set()  # choices without a finish reason
         self._has_finished = False
         self._pending = b""
+        self._large: UsageScan | None = None  # of an event that is not kept
         self._unit: Literal["ids", "usage", "events"] | None = None  # known from the first token
         self._told: dict[int, int] = defaultdict(int)  # tokens so far, by choice
-
-    def feed(self, data: bytes) -> int:
-        """Tokens of the events that ended in these bytes. An event is one line in all dialects."""
-        self.last_indexes = []
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        for line in lines:
-            if not self._is_sse:
-                self._read(line)
-            elif line.startswith(b"data:"):
-                self._read(line[5:])
-        return len(self.last_indexes)
 
     def close(self) -> None:
         """No more will come. An event that begins an error or an end may lack its newline."""
@@ -190,11 +228,60 @@ class Chunks:
     @property
     def is_cut(self) -> bool:
         """True if it may not end here: the dialect's end, or a finish reason for each choice that
-        has begun, must have come. An answer in a dialect that we do not read is never cut."""
+        has begun, must have come. An answer in a dialect that is not read is never cut."""
         has_finished = self._has_finished and not self._open
         return not (self._is_foreign or self.is_done or has_finished)
 
+    def feed(self, data: bytes) -> Mapping[int, int]:
+        """Tokens, by choice, of the events that ended in these bytes. An event is one line in all
+        dialects."""
+        self._brought = {}
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            if self._pending or self._large is not None or len(line) > MAX_EVENT_BYTES:
+                self._keep(line)
+                self._end()
+            elif line:
+                self._line(line)
+        if rest:
+            self._keep(rest)
+        return self._brought
+
+    def _keep(self, part: bytes) -> None:
+        if self._large is not None:
+            self._large.feed(part)
+            return
+        self._pending = self._pending + part if self._pending else part
+        if len(self._pending) > MAX_EVENT_BYTES:
+            is_event = not self._is_sse or self._pending.startswith(b"data:")
+            self._large = UsageScan(self._numbers)
+            self._large.feed(self._pending if is_event else b"")
+            self._pending = self._pending[:5]
+
+    def _end(self) -> None:
+        line, self._pending = self._pending, b""
+        large, self._large = self._large, None
+        if large is None:
+            self._line(line)
+        elif not self._is_sse or line.startswith(b"data:"):
+            self._unread(large.usage)
+
+    def _line(self, line: bytes) -> None:
+        if not self._is_sse:
+            self._read(line)
+        elif line.startswith(b"data:"):
+            self._read(line[5:])
+
+    def _unread(self, usage: Usage | None) -> None:
+        """A large event is a token, unless its usage says better. It may be the last one, if only
+        that tells the usage."""
+        if usage is not None:
+            self.usage, self.is_done = usage, self.is_done or not self.is_exact
+        is_told = usage is not None and self.is_exact
+        self._add(0, self._since(0, usage[1]) if usage is not None and is_told else 1)
+
     def _read(self, text: bytes) -> None:
+        """`text`: one event."""
         try:
             event = _events.decode(text)
         except _NO_JSON:
@@ -205,11 +292,12 @@ class Chunks:
                 self._numbers.leave_out()
         else:
             self.error = self.error or event.failure
-            is_ours = self._count(event)
-        self._is_foreign = not is_ours if self._is_foreign is None else self._is_foreign
+            is_ours = self._count(event) or self.error is not None
+        if self._is_foreign is None:
+            self._is_foreign = not is_ours
 
     def _count(self, event: _Event) -> bool:
-        """False if it is in no dialect that we read."""
+        """Count what it brings; False if it is in no dialect that is read."""
         if event.choices is not None:
             self._openai(event.choices, event.usage)
         elif event.token is not None:
@@ -219,7 +307,9 @@ class Chunks:
         elif event.meta_info is not None:
             self._sglang(self._index(event.index), event.meta_info)
         elif event.type_:
-            self._responses(event)
+            self._typed(event)
+        elif isinstance(event.stop, bool):
+            self._llamacpp(event, is_last=event.stop)
         else:
             return False
         return True
@@ -228,14 +318,15 @@ class Chunks:
         return self._numbers.count(told, MAX_INDEX) or 0
 
     def _add(self, choice: int, num_tokens: int) -> None:
-        room = MAX_AT_ONCE - len(self.last_indexes)
-        self.last_indexes += [choice] * min(num_tokens, room)
+        if num_tokens > 0:
+            before = self._brought.get(choice, 0)
+            self._brought[choice] = min(before + num_tokens, MAX_AT_ONCE)
 
     def _openai(self, choices: list[_Choice], usage: _Told | None) -> None:
         own = usage if len(choices) == 1 else None
         for choice in choices:
             index = self._index(choice.index)
-            self._add(index, self._brought(choice, index, own))
+            self._add(index, self._tokens_of(choice, index, own))
             self._ends(choice, index)
         if usage is not None and not (choices and self._unit == "usage"):
             self.usage = usage.both(self._numbers)
@@ -249,7 +340,7 @@ class Chunks:
         if choice.finish_reason in _UNDONE:
             self.error = self.error or 500
 
-    def _brought(self, choice: _Choice, index: int, usage: _Told | None) -> int:
+    def _tokens_of(self, choice: _Choice, index: int, usage: _Told | None) -> int:
         """Tokens of one event. Some engines send the usage of the whole answer with the last event:
         so the first event with a token decides whether each has its own."""
         so_far = None if usage is None else self._numbers.count(usage.completion_tokens)
@@ -279,7 +370,7 @@ class Chunks:
             self.usage = event.details.both(self._numbers)
 
     def _ollama(self, event: _Event) -> None:
-        said = event.message if isinstance(event.message, _Message) else _Message()
+        said = event.message if isinstance(event.message, _Part) else _Part()
         has_token = (
             event.response or event.thinking or said.content or said.thinking or said.tool_calls
         )
@@ -289,23 +380,28 @@ class Chunks:
 
     def _sglang(self, choice: int, told: _Told) -> None:
         self.is_exact = True
-        count = self._numbers.count
-        self._add(choice, self._since(choice, count(told.completion_tokens) or 0))
-        self.usage = count(told.prompt_tokens) or 0, sum(self._told.values())
+        so_far = self._numbers.count(told.completion_tokens) or 0
+        self._add(choice, self._since(choice, so_far))
+        self.usage = (told.both(self._numbers) or (0, 0))[0], sum(self._told.values())
 
-    def _responses(self, event: _Event) -> None:
-        self._add(0, int(event.type_.endswith(".delta")))
-        if event.type_ in _ENDS:
-            self.is_done = True
-            self.usage = usage_of(msgspec.json.encode(event.response), self._numbers)
+    def _llamacpp(self, event: _Event, *, is_last: bool) -> None:
+        """Old versions tell their count only in the last event."""
+        so_far, index = self._numbers.count(event.tokens_predicted), self._index(event.index)
+        self.is_exact = self.is_exact or (so_far is not None and not is_last)
+        if so_far is not None and self.is_exact:
+            self._add(index, self._since(index, so_far))
+        elif event.content:
+            self._add(index, 1)
+        if is_last:
+            self.is_done, self.usage = True, event.both(self._numbers)
 
-
-def usage_of(body: bytes, numbers: Numbers | None = None) -> Usage | None:
-    """Usage of an answer in one piece; embeddings have no completion tokens. None: not told."""
-    numbers = numbers or Numbers("usage", Counter())
-    try:
-        return _answers.decode(body).both(numbers)
-    except _NO_JSON:
-        if body.lstrip()[:1] == b"{":  # else it is a sound, or a text
-            numbers.leave_out()
-        return None
+    def _typed(self, event: _Event) -> None:
+        """OpenAI's responses, transcriptions and speech; Anthropic's messages, which tell the
+        prompt in the first event and the rest in one of the last."""
+        kind = event.type_
+        self._add(0, int(kind.endswith(".delta") or kind == "content_block_delta"))
+        for part in (event, event.message, event.response):
+            if isinstance(part, _Event | _Part) and part.usage is not None:
+                told = part.usage.both(self._numbers) or (0, 0)
+                self.usage = told[0] or (self.usage or (0, 0))[0], told[1]
+        self.is_done = self.is_done or kind in _ENDS

@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from .asked import Asked, Door, read
 from .backend import GateBackend
-from .chunks import Chunks
 from .config import GateConfig
 from .estimate import TokenSize
 from .flight import Flight
@@ -85,7 +84,7 @@ class Proxy:
         async def serve() -> None:
             try:
                 async with answer.asked(body) as reply:
-                    await self._relay.relay(answer, reply, Chunks("none"))
+                    await self._relay.passed(answer, reply)
             except aiohttp.ClientError as error:
                 raise self._upstream.died(error) from error
 

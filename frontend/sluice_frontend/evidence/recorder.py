@@ -57,7 +57,8 @@ class RequestTimer:
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
     `priority`, `is_another`: as in `wire.Submit`. `client`: whose share it takes. `admitted_s`:
     start of its first step. `decided`: its first token has been counted, on time or over;
-    `e2e_decided`: its end has. `group`: shared with the sequences answered together with it.
+    `e2e_decided`: its end has. `is_unseen`: its first token is not expected to be seen. `group`:
+    shared with the sequences answered together with it.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class RequestTimer:
     admitted_s: float | None = None
     decided: bool = False
     e2e_decided: bool = False
+    is_unseen: bool = False
     held_first: bool = False
     first_s: float | None = None
     last_s: float = 0.0
@@ -184,6 +186,8 @@ class Recorder:
     def first_token(self, timer: RequestTimer, now_s: float, parts: FirstToken) -> float:
         """The first token was delivered; returns its time since arrival, in seconds."""
         self._leave(timer)
+        if timer.is_unseen:  # its request did not say that the answer is a stream
+            timer.is_unseen = timer.decided = False
         ttft_s = now_s - timer.arrival_s
         self.engine.learn(timer.num_prompt_tokens, parts, ttft_s, now_s)
         timer.first_s = timer.last_s = now_s
@@ -204,7 +208,7 @@ class Recorder:
         """An admitted request's first token will not be seen, as its answer comes in one piece. It
         is counted only if it was late before."""
         self._leave(timer)
-        timer.decided = True
+        timer.is_unseen, timer.decided = not timer.decided, True
 
     def next_token(
         self, timer: RequestTimer, now_s: float, *, at_cap: bool, in_prefill: bool = False

@@ -34,6 +34,8 @@ TELL_S = 60.0
 NUM_CHUNKS = 1000
 MIN_CHUNK_BYTES = 64
 """Least mean size of NUM_CHUNKS in a row: 1 MiB in chunks of one byte held the loop for 5.8 s."""
+IN_CHUNKS = b"\r\nTransfer-Encoding: chunked\r\n"
+"""As h11 writes it. No value of another header has the end of a line in it."""
 LIFE = "life"
 """Key in the ASGI scope's state: when the connection was made (loop time) and its age limit, s."""
 
@@ -103,6 +105,7 @@ class Incoming(h11.Connection):
     _is_chunked = False
     _num_chunks = 0
     _num_bytes = 0
+    _in_chunks = False  # our answer goes out in chunks
 
     def next_event(self) -> Any:
         """As h11's. Raises h11.RemoteProtocolError, and `problem` is what to say of it."""
@@ -118,6 +121,17 @@ class Incoming(h11.Connection):
         elif isinstance(event, h11.Data) and self._is_chunked:
             self._count(len(event.data))
         return event
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        """As h11's. A piece of a chunked body changes no state, so it is framed here: each token is
+        one, and h11 takes 5.6 us for it."""
+        if self._in_chunks and type(event) is h11.Data and event.data:
+            return [b"%x\r\n" % len(event.data), event.data, b"\r\n"]
+        parts = super().send_with_data_passthrough(event)
+        if type(event) is not h11.Data:
+            is_answer = type(event) is h11.Response
+            self._in_chunks = is_answer and IN_CHUNKS in b"".join(parts or ())
+        return parts
 
     @property
     def is_in_body(self) -> bool:
