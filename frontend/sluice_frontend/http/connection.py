@@ -154,7 +154,7 @@ class Connection(H11Protocol):
 
     limits: ServerConfig
     on_cut: OnCut
-    all: Connections
+    peers: Connections
 
     def __init__(
         self,
@@ -178,10 +178,10 @@ class Connection(H11Protocol):
         self.app_state = {**self.app_state, LIFE: (now_s, age_s)}
         self._arm_receive(self.limits.receive_timeout)  # clients may dial ahead
         self.address = peer_of(transport.get_extra_info("peername"))
-        self.all.add(self, now_s)
+        self.peers.add(self, now_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.all.remove(self)
+        self.peers.remove(self)
         self._receive_timer = _cancelled(self._receive_timer)
         self._write_timer = _cancelled(self._write_timer)
         super().connection_lost(exc)
@@ -194,7 +194,7 @@ class Connection(H11Protocol):
             self._arm_receive()
         super().data_received(data)
         if not self._is_idle():
-            self.all.leave(self)
+            self.peers.leave(self)
         # The cycle of an earlier, answered request says nothing about this one.
         is_whole = self.cycle and not self.cycle.more_body and not self.cycle.response_complete
         if is_whole or self._has_nothing_begun():
@@ -223,7 +223,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
         # Else another request was there already, or none may follow.
         if self._is_idle() and not self.transport.is_closing():
-            self.all.join(self)
+            self.peers.join(self)
         self._watch_last_bytes()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -316,5 +316,5 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 def connection_class(limits: ServerConfig, on_cut: OnCut, max_connections: int) -> type[Connection]:
     """A port's connection type with its limits, as uvicorn wants a class."""
     connections = Connections(max_connections)
-    members = {"limits": limits, "on_cut": staticmethod(on_cut), "all": connections}
+    members = {"limits": limits, "on_cut": staticmethod(on_cut), "peers": connections}
     return type("BoundConnection", (Connection,), members)
