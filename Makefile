@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test rolls bench engines engines-e2e gpu-check demo cluster cluster-down kind-image clean
+.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e gpu-check demo cluster cluster-down kind-image clean
 
 setup: .venv/.ready
 
@@ -25,6 +25,10 @@ unit: setup
 
 test: lint
 	@bash tests/run
+
+# Hostile requests, bodies, answers, metrics and frames at real gates: each for 10 minutes.
+fuzz: setup
+	@PYTHONPATH=tests $(PY) -m fuzz $(ARGS)
 
 # Rollouts and scale-ins on the cluster, beneath clients that keep their connections: none lost.
 rolls: setup cluster
