@@ -15,12 +15,12 @@ from sluice_frontend.serving.backend import Listener
 from sluice_frontend.serving.limits import Manner, RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime
 
-from .backend import GateBackend
 from .config import GateConfig
-from .inner import SglangKey, VllmSocket
-from .patience import Owed
+from .engine.inner import SglangKey, VllmSocket
+from .engine.patience import Owed
+from .engine.upstream import Served, Upstream
 from .proxy import Proxy
-from .upstream import Served, Upstream
+from .queue.backend import GateBackend
 
 SECOND_S = 1.0
 QUEUE_BYTES = 8 << 30
@@ -68,7 +68,7 @@ class Gate:
         liveness, unreadable = self.runtime.engine_liveness, self.runtime.stats.unreadable
         self._served_file = config.engine.served_file
         liveness.has_served = self._served_file is not None and self._served_file.exists()
-        self.upstream = Upstream(config, liveness, unreadable)
+        self.upstream = Upstream(config.engine, config.server, liveness, unreadable)
         self.upstream.on_ready, self.upstream.on_load = self._ready, self.backend.loaded
         self.upstream.on_away = self._away
         self.proxy = Proxy(config, self.admission, self.backend, self.upstream)

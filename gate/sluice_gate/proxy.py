@@ -15,15 +15,15 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from .asked import Asked, Door, read
-from .backend import GateBackend
 from .config import GateConfig
-from .estimate import TokenSize
-from .flight import Flight
-from .ollama import check_route
-from .operations import READING, takes_place
+from .engine.upstream import Upstream
+from .queue.backend import GateBackend
+from .queue.flight import Flight
 from .relay import Answer, Relay, while_read
-from .upstream import Upstream
+from .request.asked import Asked, Door, read
+from .request.estimate import TokenSize
+from .request.ollama import check_route
+from .request.operations import READING, takes_place
 
 AWAY = "the engine behind this gate does not answer"
 

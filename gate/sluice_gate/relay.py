@@ -20,12 +20,12 @@ from sluice_frontend.http.guards import error_reply
 from sluice_frontend.openai.sse import event
 from starlette.types import Receive, Scope, Send
 
-from .backend import GateBackend
-from .chunks import FRAMINGS, Chunks, Framing, UsageScan
-from .estimate import TokenSize
-from .flight import Flight
-from .headers import from_engine
-from .upstream import Upstream
+from .count.chunks import FRAMINGS, Chunks, Framing, UsageScan
+from .engine.upstream import Upstream
+from .queue.backend import GateBackend
+from .queue.flight import Flight
+from .request.estimate import TokenSize
+from .request.headers import from_engine
 
 SLOW_READER_S = 0.05
 """If a client lets a chunk wait for longer, it does not read, and the next time is its own."""

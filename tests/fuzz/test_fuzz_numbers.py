@@ -3,6 +3,7 @@
 import math
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from fuzz.front import Front, front
 from fuzz.words import words
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_core.bounded import Numbers
 from sluice_core.wire import Snapshot, StepReport
-from sluice_gate.engines import ENGINES, load_of
+from sluice_gate.engine.engines import ENGINES, load_of
 from strangers.engine import Answer
 
 KNOWN = sorted(
@@ -37,7 +39,8 @@ def test_a_load_is_always_finite_and_never_negative() -> None:
     @fuzzed
     @given(st.sampled_from(sorted(ENGINES)), texts)
     def holds(engine: str, text: str) -> None:
-        load = load_of(ENGINES[engine], text)  # type: ignore[index]  # sorted() forgets the literal
+        numbers = Numbers("metrics", Counter())
+        load = load_of(ENGINES[engine], text, numbers)  # type: ignore[index]  # a literal's name
         for number in (load.waiting, load.kv_usage, load.preemptions, load.tokens):
             assert number is None or (math.isfinite(number) and number >= 0), (text, load)
 

@@ -45,7 +45,9 @@ def tried(attack: Attack) -> Row:
         try:
             came = asyncio.run(_bounded(attack, Path(directory)))
         except Exception as error:
-            came = Came(f"could not be tried: {type(error).__name__}: {str(error).strip()[-300:]}", False)
+            came = Came(
+                f"could not be tried: {type(error).__name__}: {str(error).strip()[-300:]}", False
+            )
     took_s = round(time.monotonic() - start_s, 1)
     row = Row(
         attack.kind, attack.name, attack.input, attack.wanted, came.text, came.ok, took_s,

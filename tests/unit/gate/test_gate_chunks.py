@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.bounded import MAX_TOKENS, Numbers
-from sluice_gate.chunks import MAX_AT_ONCE, MAX_EVENT_BYTES, Chunks, Framing, UsageScan
+from sluice_gate.count.chunks import MAX_AT_ONCE, MAX_EVENT_BYTES, Chunks, Framing, UsageScan
 
 
 def sse(*events: object) -> bytes:

@@ -13,11 +13,11 @@ from sluice_core.wire import EngineLimits, Ready, Snapshot
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 
-from .asked import Asked
-from .engines import EngineLoad
+from ..count.outside import OutsideModel
+from ..engine.engines import EngineLoad
+from ..engine.patience import Owed, Patience
+from ..request.asked import Asked
 from .flight import Books, Flight
-from .outside import OutsideModel
-from .patience import Owed, Patience
 from .queue import Queue
 
 KV_PARTS = 1000

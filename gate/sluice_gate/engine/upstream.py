@@ -14,15 +14,16 @@ import aiohttp
 import msgspec
 from sluice_core.bounded import Numbers
 from sluice_core.errors import EngineDied, timestamp
+from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.health import Liveness
 from sluice_frontend.http.guards import ASKED_ID
 from starlette.datastructures import Headers
 from starlette.types import Scope
 from yarl import URL
 
-from .config import GateConfig
+from ..request.headers import for_engine
 from .engines import EngineLoad, load_of
-from .headers import for_engine
+from .flags import EngineFlags
 from .patience import Owed
 
 log = logging.getLogger(__name__)
@@ -76,9 +77,15 @@ class Upstream:
     look at its metrics, the text of which is `metrics`. `unreadable` counts the numbers that were
     left out, by source."""
 
-    def __init__(self, config: GateConfig, liveness: Liveness, unreadable: Counter[str]) -> None:
-        self._flags, self._model = config.engine, config.server.served_model_name
-        self._has_keys, self._liveness = config.server.has_api_keys, liveness
+    def __init__(
+        self,
+        flags: EngineFlags,
+        server: ServerConfig,
+        liveness: Liveness,
+        unreadable: Counter[str],
+    ) -> None:
+        self._flags, self._model = flags, server.served_model_name
+        self._has_keys, self._liveness = server.has_api_keys, liveness
         self._about, self._scraped = Numbers("about", unreadable), Numbers("metrics", unreadable)
         self.url = self._flags.upstream.rstrip("/")
         self._base = URL(self.url)

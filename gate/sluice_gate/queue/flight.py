@@ -13,7 +13,7 @@ from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.recorder import RequestTimer
 
-from .asked import Asked
+from ..request.asked import Asked
 
 EACH_SHARE = 0.05
 """Tokens that may have no chunk of their own, as parts of one character."""
