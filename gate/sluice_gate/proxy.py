@@ -1,10 +1,12 @@
 """*Rim*: requests in to the queue, answers out with the engine's own bytes."""
 
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
 import aiohttp
+from sluice_core.bounded import Numbers
 from sluice_core.errors import NotReady, SluiceError
 from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Bodies, too_many
@@ -35,14 +37,21 @@ class Proxy:
     """
 
     def __init__(
-        self, config: GateConfig, admission: Admission, backend: GateBackend, upstream: Upstream
+        self,
+        config: GateConfig,
+        admission: Admission,
+        backend: GateBackend,
+        upstream: Upstream,
+        unreadable: Counter[str],
     ) -> None:
+        """`unreadable` counts the numbers of the engine that are left out, by source."""
         self._admission, self._backend, self._upstream = admission, backend, upstream
         self._bodies = Bodies(config.server, takes_encoded=True)
         engine, server = config.engine.engine, config.server
         self._door = Door(engine, server.served_model_name, server.max_body_bytes)
         self._size, self._beside = TokenSize(), Beside(memory_bytes=server.reading_bytes)
-        self._relay, self._passing = Relay(backend, self._size), Inflight()
+        self._relay = Relay(backend, self._size, Numbers("usage", unreadable))
+        self._passing = Inflight()
 
     def close(self) -> None:
         """End the process that reads large bodies."""

@@ -38,9 +38,9 @@ _NO_TEXT = re.compile(rb"[\x00\n\v\f\r]")
 class Relay:
     """Passes answers on, and tells the backend what they bring."""
 
-    def __init__(self, backend: GateBackend, size: TokenSize) -> None:
-        self._backend, self._size = backend, size
-        self._numbers = Numbers("usage", backend.unreadable)
+    def __init__(self, backend: GateBackend, size: TokenSize, numbers: Numbers) -> None:
+        """`numbers` reads the engine's usage."""
+        self._backend, self._size, self._numbers = backend, size, numbers
 
     async def passed(self, answer: "Answer", reply: aiohttp.ClientResponse) -> None:
         """Pass on an answer that nobody counts."""
@@ -62,7 +62,7 @@ class Relay:
         is_over = is_held_up = False
         while data := await reply.content.readany():
             now_s = time.monotonic()
-            self._backend.heard(flight, data, now_s)
+            self._backend.progress.heard(flight, data, now_s)
             is_large = len(data) > SLICE_BYTES
             for part in _slices(data) if is_large else (data,):
                 if tokens := counts.feed(part):
