@@ -11,7 +11,7 @@ from sluice_core.errors import SluiceError
 from sluice_core.wire import FirstToken, TokenOut
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
-from sluice_frontend.evidence.recorder import RequestTimer
+from sluice_frontend.evidence.requests import RequestTimer
 
 from ..request.asked import Asked
 

@@ -118,8 +118,8 @@ def serving(directory: Path, policy: SchedulingPolicy) -> Service:
     recorder.recent.add_service(2.0)
     for _ in range(4):
         asyncio.run(service.open(asked(), now_s))
-    for timer in list(recorder.pending):
-        recorder._leave(timer)  # they have their first tokens
+    for timer in list(recorder.requests.pending.values()):
+        recorder.requests.leave(timer)  # they have their first tokens
     for _ in range(6):
         asyncio.run(service.open(asked(), now_s - 60.0))
     return service
