@@ -8,8 +8,8 @@ the client's connection: less than 1 MiB, also if nobody reads. When that is ful
 import asyncio
 import re
 import time
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import msgspec
@@ -167,13 +167,22 @@ class Answer:
 
     def __init__(self, upstream: Upstream, scope: Scope, send: Send) -> None:
         self._upstream, self.scope, self._send = upstream, scope, send
+        self.body, self._memory = b"", AsyncExitStack()
         self.framing: Framing | None = None
         self._is_started = self._has_length = False
         self._last = b""
 
-    def asked(self, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """The engine's response to the client's request."""
-        return self._upstream.request(self.scope, body)
+    def hold(self, body: bytes, memory: AsyncExitStack) -> None:
+        """Take the request's body, which takes `memory` until the engine has it."""
+        self.body, self._memory = body, memory
+
+    @asynccontextmanager
+    async def asked(self) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The engine's response to the client's request, whose body is let go."""
+        async with self._upstream.request(self.scope, self.body) as reply:
+            self.body = b""
+            await self._memory.aclose()
+            yield reply
 
     async def start(self, reply: aiohttp.ClientResponse) -> None:
         """Pass on status and headers. Raises RequestFailed for those that HTTP does not have."""

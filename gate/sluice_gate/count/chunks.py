@@ -71,6 +71,10 @@ def _first(numbers: Numbers, *told: object) -> int | None:
     return None
 
 
+def _index(numbers: Numbers, told: object) -> int:
+    return numbers.count(told, MAX_INDEX) or 0
+
+
 _NUMBER = re.compile(
     rb'"(%s)"\s{0,8}:\s{0,8}([^\s,}\]]{1,24})(?=[\s,}\]])'
     % "|".join(_Told.__struct_fields__).encode()
@@ -305,7 +309,7 @@ class Chunks:
         elif event.done is not None:
             self._ollama(event)
         elif event.meta_info is not None:
-            self._sglang(self._index(event.index), event.meta_info)
+            self._sglang(_index(self._numbers, event.index), event.meta_info)
         elif event.type_:
             self._typed(event)
         elif isinstance(event.stop, bool):
@@ -313,9 +317,6 @@ class Chunks:
         else:
             return False
         return True
-
-    def _index(self, told: object) -> int:
-        return self._numbers.count(told, MAX_INDEX) or 0
 
     def _add(self, choice: int, num_tokens: int) -> None:
         if num_tokens > 0:
@@ -325,7 +326,7 @@ class Chunks:
     def _openai(self, choices: list[_Choice], usage: _Told | None) -> None:
         own = usage if len(choices) == 1 else None
         for choice in choices:
-            index = self._index(choice.index)
+            index = _index(self._numbers, choice.index)
             self._add(index, self._tokens_of(choice, index, own))
             self._ends(choice, index)
         if usage is not None and not (choices and self._unit == "usage"):
@@ -386,7 +387,11 @@ class Chunks:
 
     def _llamacpp(self, event: _Event, *, is_last: bool) -> None:
         """Old versions tell their count only in the last event."""
-        so_far, index = self._numbers.count(event.tokens_predicted), self._index(event.index)
+        so_far = self._numbers.count(event.tokens_predicted)
+        index = _index(self._numbers, event.index)
+            self._numbers.count(event.tokens_predicted),
+            _index(self._numbers, event.index),
+        )
         self.is_exact = self.is_exact or (so_far is not None and not is_last)
         if so_far is not None and self.is_exact:
             self._add(index, self._since(index, so_far))
