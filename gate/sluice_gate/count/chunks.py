@@ -389,9 +389,6 @@ class Chunks:
         """Old versions tell their count only in the last event."""
         so_far = self._numbers.count(event.tokens_predicted)
         index = _index(self._numbers, event.index)
-            self._numbers.count(event.tokens_predicted),
-            _index(self._numbers, event.index),
-        )
         self.is_exact = self.is_exact or (so_far is not None and not is_last)
         if so_far is not None and self.is_exact:
             self._add(index, self._since(index, so_far))
