@@ -3,6 +3,7 @@
 import asyncio
 import os
 from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 
 import aiohttp
@@ -40,7 +41,7 @@ async def test_a_body_takes_memory_only_until_the_engine_has_it(tmp_path: Path) 
 
     async def ask(client: aiohttp.ClientSession, url: str) -> int:
         body = b'{"prompt": "' + b"a " * ((BODY_BYTES - 14) // 2) + b'"}'
-        async with client.post(url + "/v1/completions", data=body) as answer:
+        async with client.post(url + "/v1/completions", data=BytesIO(body)) as answer:
             await answer.read()
             return answer.status
 
@@ -56,7 +57,9 @@ async def test_a_body_takes_memory_only_until_the_engine_has_it(tmp_path: Path) 
             made = gate_of(upstream, tmp_path, *flags)
             gate = await asyncio.to_thread(stack.enter_context, made)
             watching = asyncio.create_task(watch(gate))
-            statuses = await asyncio.gather(*(ask(client, gate.url) for _ in range(NUM)))
-            watching.cancel()
+            try:
+                statuses = await asyncio.gather(*(ask(client, gate.url) for _ in range(NUM)))
+            finally:
+                watching.cancel()
     assert statuses == NUM * [200]
     assert peak < LIMIT_BYTES, peak >> 20

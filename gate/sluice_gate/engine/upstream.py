@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, TypeVar
 
 import aiohttp
@@ -140,9 +141,11 @@ class Upstream:
             scope["method"],
             url,
             headers=for_engine(Headers(scope=scope), scope["state"][ASKED_ID], self._has_keys),
-            data=body or None,
+            # A large one goes in parts: written whole, it would hold the loop.
+            data=BytesIO(body) if len(body) > READ_BYTES else body or None,
             allow_redirects=False,
         )
+        del body  # the answer may take long
         async with asked as reply:
             _end_with_connection(reply)
             yield reply
