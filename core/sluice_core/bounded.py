@@ -61,6 +61,8 @@ class Numbers:
 
     def count(self, value: object, most: int = MAX_TOKENS) -> int | None:
         """As `count`; None is not told, which is nothing to count."""
+        if type(value) is int and 0 <= value <= most:  # the usual case, once a token
+            return value
         found = count(value, most)
         if found is None and value is not None:
             self.leave_out()

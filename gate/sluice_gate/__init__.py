@@ -1,4 +1,4 @@
-"""A gate before any inference engine: a live cap, a queue, and evidence of its latencies.
+"""A gate in front of any inference engine: a live cap, a queue, and evidence of its latencies.
 
-Pure: `asked` (a request's work), `chunks` (tokens of an answer), `outside` (the step model).
+Here: the program, its ports, and the way of a request in (`proxy`) and of its answer out (`relay`).
 """

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .gate import Gate
-from .operations import OPERATIONS, takes_place
+from .request.operations import OPERATIONS, takes_place
 
 OPEN_PATHS = frozenset(PROBE_PATHS) - {"/version"}
 """They answer without a key. The version is the engine's."""

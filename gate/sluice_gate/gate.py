@@ -1,6 +1,7 @@
 """One gate: the runtime, the queue, the engine's server, and how each hears of the others."""
 
 import asyncio
+import math
 import time
 from contextlib import AsyncExitStack
 
@@ -15,12 +16,12 @@ from sluice_frontend.serving.backend import Listener
 from sluice_frontend.serving.limits import Manner, RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime
 
-from .backend import GateBackend
 from .config import GateConfig
-from .inner import SglangKey, VllmSocket
-from .patience import Owed
+from .engine.inner import SglangKey, VllmSocket
+from .engine.patience import Owed
+from .engine.upstream import Served, Upstream
 from .proxy import Proxy
-from .upstream import Served, Upstream
+from .queue.backend import GateBackend
 
 SECOND_S = 1.0
 QUEUE_BYTES = 8 << 30
@@ -68,10 +69,10 @@ class Gate:
         liveness, unreadable = self.runtime.engine_liveness, self.runtime.stats.unreadable
         self._served_file = config.engine.served_file
         liveness.has_served = self._served_file is not None and self._served_file.exists()
-        self.upstream = Upstream(config, liveness, unreadable)
+        self.upstream = Upstream(config.engine, config.server, liveness, unreadable)
         self.upstream.on_ready, self.upstream.on_load = self._ready, self.backend.loaded
         self.upstream.on_away = self._away
-        self.proxy = Proxy(config, self.admission, self.backend, self.upstream)
+        self.proxy = Proxy(config, self.admission, self.backend, self.upstream, unreadable)
         told = self._inner_changed, self._inner_stepped
         self._socket = VllmSocket(self._limits, *told, Numbers("socket", unreadable))
         self._num_inner = 0
@@ -105,6 +106,7 @@ class Gate:
     def _ready(self, served: Served) -> None:
         """The engine answers, for the first time or again."""
         self.proxy.serves(served.model)
+        self.backend.progress.window = served.window or math.inf
         ceiling = self.config.engine.capacity(served.capacity)
         cap = min(self.runtime.live.max_num_seqs, ceiling)
         self.backend.ready = Ready(
@@ -138,7 +140,8 @@ class Gate:
             self._served_file.unlink(missing_ok=True)
 
     def _owed(self) -> Owed:
-        return self.backend.owed(counts_steps=self.config.engine.facts.counts_steps)
+        is_counted = self.config.engine.facts.counts_steps and self.backend.load.tokens is not None
+        return self.backend.progress.owed(is_counted=is_counted)
 
     def _limits(self) -> EngineLimits:
         return self.runtime.live.for_engine()
@@ -153,7 +156,7 @@ class Gate:
 
     def _inner_stepped(self, report: StepReport) -> None:
         """A step of vLLM. Its tokens are counted as they pass here."""
-        self.backend.stepped(time.monotonic())
+        self.backend.progress.stepped(time.monotonic())
         recorder, own = self.runtime.recorder, self.runtime.recorder.engine.snapshot
         tick = recorder.ticks.open
         decodes, prefill = tick.decodes, tick.prefill_tokens

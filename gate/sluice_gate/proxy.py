@@ -1,10 +1,12 @@
 """*Rim*: requests in to the queue, answers out with the engine's own bytes."""
 
 import time
-from contextlib import nullcontext
+from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import aiohttp
+from sluice_core.bounded import Numbers
 from sluice_core.errors import NotReady, SluiceError
 from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Bodies, too_many
@@ -15,16 +17,15 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from .asked import Asked, Door, read
-from .backend import GateBackend
-from .chunks import Chunks
 from .config import GateConfig
-from .estimate import TokenSize
-from .flight import Flight
-from .ollama import check_route
-from .operations import READING, takes_place
+from .engine.upstream import Upstream
+from .queue.backend import GateBackend
+from .queue.flight import Flight
 from .relay import Answer, Relay, while_read
-from .upstream import Upstream
+from .request.asked import Asked, Door, read
+from .request.estimate import TokenSize
+from .request.ollama import check_route
+from .request.operations import READING, takes_place
 
 AWAY = "the engine behind this gate does not answer"
 
@@ -36,14 +37,21 @@ class Proxy:
     """
 
     def __init__(
-        self, config: GateConfig, admission: Admission, backend: GateBackend, upstream: Upstream
+        self,
+        config: GateConfig,
+        admission: Admission,
+        backend: GateBackend,
+        upstream: Upstream,
+        unreadable: Counter[str],
     ) -> None:
+        """`unreadable` counts the numbers of the engine that are left out, by source."""
         self._admission, self._backend, self._upstream = admission, backend, upstream
         self._bodies = Bodies(config.server, takes_encoded=True)
         engine, server = config.engine.engine, config.server
         self._door = Door(engine, server.served_model_name, server.max_body_bytes)
         self._size, self._beside = TokenSize(), Beside(memory_bytes=server.reading_bytes)
-        self._relay, self._passing = Relay(backend, self._size), Inflight()
+        self._relay = Relay(backend, self._size, Numbers("usage", unreadable))
+        self._passing = Inflight()
 
     def close(self) -> None:
         """End the process that reads large bodies."""
@@ -61,10 +69,13 @@ class Proxy:
         try:
             if self._door.engine == "ollama":
                 check_route(scope["method"], scope["path"])
-            with nullcontext() if has_work else self._passing.open(client, MAX_ON_THEIR_WAY):
-                async with self._bodies.read(Request(scope, receive), refusal) as body:
-                    serve = self._work if has_work else self._pass_on
-                    await serve(answer, body, receive)
+            async with AsyncExitStack() as held:
+                if not has_work:
+                    held.enter_context(self._passing.open(client, MAX_ON_THEIR_WAY))
+                memory = await held.enter_async_context(AsyncExitStack())
+                body = self._bodies.read(Request(scope, receive), refusal)
+                answer.hold(await memory.enter_async_context(body), memory)
+                await (self._work(answer, receive) if has_work else self._pass_on(answer, receive))
         except ClientDisconnect:
             return
         except SluiceError as error:
@@ -77,15 +88,15 @@ class Proxy:
 
     # -- without a place
 
-    async def _pass_on(self, answer: Answer, body: bytes, receive: Receive) -> None:
+    async def _pass_on(self, answer: Answer, receive: Receive) -> None:
         scope = answer.scope
         if self._door.engine == "ollama" and scope["method"] not in READING:
-            await self._read(scope, body)
+            await self._read(scope, answer.body)
 
         async def serve() -> None:
             try:
-                async with answer.asked(body) as reply:
-                    await self._relay.relay(answer, reply, Chunks("none"))
+                async with answer.asked() as reply:
+                    await self._relay.passed(answer, reply)
             except aiohttp.ClientError as error:
                 raise self._upstream.died(error) from error
 
@@ -95,22 +106,22 @@ class Proxy:
 
     # -- with places
 
-    async def _work(self, answer: Answer, body: bytes, receive: Receive) -> None:
-        flight = await self._open(answer.scope, body)
-        body = flight.asked.body or body
+    async def _work(self, answer: Answer, receive: Receive) -> None:
+        flight = await self._open(answer)
         try:
-            await while_read(flight.stop, receive, self._serve(flight, answer, body))
+            await while_read(flight.stop, receive, self._serve(flight, answer))
         except SluiceError as error:
             self._backend.leave(flight, error)
             raise
         finally:
             self._backend.leave(flight)
 
-    async def _open(self, scope: Scope, body: bytes) -> Flight:
+    async def _open(self, answer: Answer) -> Flight:
         arrival_s = time.monotonic()
         self._check_up()
-        asked = await self._read(scope, body)
-        work = asked.work(self._size, scope["state"][CLIENT])
+        asked = await self._read(answer.scope, answer.body)
+        answer.body = asked.body or answer.body
+        work = asked.work(self._size, answer.scope["state"][CLIENT])
         self._check_up()
         self._admission.admit_sized(work, arrival_s)
         return self._backend.open(asked, work, arrival_s)
@@ -121,10 +132,10 @@ class Proxy:
         if self._backend.is_away:
             raise self._admission.refused(NotReady(AWAY, retry_after_s=1))
 
-    async def _serve(self, flight: Flight, answer: Answer, body: bytes) -> None:
+    async def _serve(self, flight: Flight, answer: Answer) -> None:
         await flight.turn
         try:
-            async with answer.asked(body) as reply:
+            async with answer.asked() as reply:
                 try:
                     await self._relay.answered(flight, answer, reply)
                 finally:

@@ -1,102 +1,118 @@
 """*Rim*: an engine's answer on its way to the client, counted as it passes.
 
-A streamed answer is passed on as it comes. An answer in one piece is passed on once it is whole, so
-that an engine that dies meanwhile is a 503 and not half a body.
+Each piece is passed on as it comes, whatever its type and its size. A gate holds of one answer what
+the engine's connection had ready (`upstream.READ_BYTES` and one read), once to be sent and once in
+the client's connection: less than 1 MiB, also if nobody reads. When that is full, the engine waits.
 """
 
 import asyncio
+import re
 import time
-from collections.abc import Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import msgspec
 from sluice_core.bounded import Numbers
-from sluice_core.errors import RequestError, SluiceError
+from sluice_core.errors import RequestError, RequestFailed, SluiceError
 from sluice_frontend.evidence.ledger import failure_of
 from sluice_frontend.http.guards import error_reply
-from sluice_frontend.openai.sse import error_event
+from sluice_frontend.openai.sse import event
 from starlette.types import Receive, Scope, Send
 
-from .backend import GateBackend
-from .chunks import Chunks, Framing, usage_of
-from .estimate import TokenSize
-from .flight import Flight
-from .headers import HOP_BY_HOP
-from .upstream import Upstream
+from .count.chunks import FRAMINGS, Chunks, Framing, UsageScan
+from .engine.upstream import Upstream
+from .queue.backend import GateBackend
+from .queue.flight import Flight
+from .request.estimate import TokenSize
+from .request.headers import from_engine
 
-FRAMINGS: Mapping[str, Framing] = {"text/event-stream": "sse", "application/x-ndjson": "ndjson"}
-"""How events are told apart in answers of these types."""
 SLOW_READER_S = 0.05
 """If a client lets a chunk wait for longer, it does not read, and the next time is its own."""
+SLICE_BYTES = 1 << 14
+"""Read at once: the worst bytes that we know take 1 ms."""
+_NO_TEXT = re.compile(rb"[\x00\n\v\f\r]")
+"""aiohttp takes them in the value of a header, and h11 refuses to send them."""
 
 
 class Relay:
     """Passes answers on, and tells the backend what they bring."""
 
-    def __init__(self, backend: GateBackend, size: TokenSize) -> None:
-        self._backend, self._size = backend, size
-        self._numbers = Numbers("usage", backend.unreadable)
+    def __init__(self, backend: GateBackend, size: TokenSize, numbers: Numbers) -> None:
+        """`numbers` reads the engine's usage."""
+        self._backend, self._size, self._numbers = backend, size, numbers
+
+    async def passed(self, answer: "Answer", reply: aiohttp.ClientResponse) -> None:
+        """Pass on an answer that nobody counts."""
+        await answer.start(reply)
+        while data := await reply.content.readany():
+            await answer.send(data)
+        await answer.end()
 
     async def answered(
         self, flight: Flight, answer: "Answer", reply: aiohttp.ClientResponse
     ) -> None:
+        """Pass on the answer to a request that has a place. Its place is free once the engine has
+        said all, however slow the reader is."""
         flight.has_head = True
-        if reply.status == 200 and reply.content_type in FRAMINGS:
-            answer.framing = FRAMINGS[reply.content_type]
-            chunks = Chunks(answer.framing, self._numbers)
-            await self.relay(answer, reply, chunks, flight)
-            self._streamed(flight, chunks)
-            return
-        body = await reply.read()
-        if reply.status < 400:
-            self._done(flight, usage_of(body, self._numbers))
-        else:
-            self._refused(flight, reply.status)
-        await answer.start(reply, len(body))
-        await answer.end(body)
-
-    async def relay(
-        self,
-        answer: "Answer",
-        reply: aiohttp.ClientResponse,
-        chunks: Chunks,
-        flight: Flight | None = None,
-    ) -> None:
         await answer.start(reply)
-        is_held_up = False
-        async for data in reply.content.iter_any():
+        counts: Chunks | UsageScan = UsageScan(self._numbers)
+        if answer.framing is not None:
+            counts = Chunks(answer.framing, self._numbers)
+        is_over = is_held_up = False
+        while data := await reply.content.readany():
             now_s = time.monotonic()
-            if flight is not None:
-                self._backend.heard(flight, data, now_s)
-                if chunks.feed(data):
-                    self._book(flight, chunks.last_indexes, now_s, is_held_up)
+            self._backend.progress.heard(flight, data, now_s)
+            is_large = len(data) > SLICE_BYTES
+            for part in _slices(data) if is_large else (data,):
+                if tokens := counts.feed(part):
+                    self._book(flight, tokens, now_s, is_held_up)
+                if is_large:
+                    await asyncio.sleep(0)  # others' turn
+            if reply.content.at_eof():
+                is_over = self._over(flight, reply, counts)
+            sent_s = time.monotonic()
             await answer.send(data)
-            if flight is not None:
-                flight.is_held_up = False
-            is_held_up = time.monotonic() - now_s > SLOW_READER_S
-        if flight is not None:
-            flight.is_held_up = True
+            flight.is_held_up = False
+            is_held_up = time.monotonic() - sent_s > SLOW_READER_S
+        if not is_over and not self._over(flight, reply, counts):
+            raise aiohttp.ClientPayloadError("the stream has no end")
+        flight.is_held_up = True
         await answer.end()
 
-    def _book(self, flight: Flight, indexes: list[int], now_s: float, is_held_up: bool) -> None:
+    def _book(
+        self, flight: Flight, tokens: Mapping[int, int], now_s: float, is_held_up: bool
+    ) -> None:
         """Tokens that came together, or while their client did not read, have no gaps."""
-        seen: set[int] = set()
-        for index in indexes:
-            is_drafted = is_held_up or index in seen
-            self._backend.token(flight, index, now_s, is_drafted=is_drafted)
-            seen.add(index)
+        for choice, num in tokens.items():
+            index = choice if choice < len(flight.timers) else 0  # an engine may invent answers
+            self._backend.token(flight, index, now_s, num, is_drafted=is_held_up)
 
-    def _streamed(self, flight: Flight, chunks: Chunks) -> None:
+    def _over(
+        self, flight: Flight, reply: aiohttp.ClientResponse, counts: Chunks | UsageScan
+    ) -> bool:
+        """Book the end of an answer; False if its connection has ended and the answer has not."""
+        if reply.status >= 400:
+            self._refused(flight, reply.status)
+        elif isinstance(counts, UsageScan):
+            self._done(flight, counts.usage)
+        else:
+            return self._streamed(flight, reply, counts)
+        return True
+
+    def _streamed(self, flight: Flight, reply: aiohttp.ClientResponse, chunks: Chunks) -> bool:
         """The stream is over; that does not mean that the answer is whole."""
         chunks.close()
-        self._backend.books.streamed(flight, chunks.usage)
         if chunks.error is not None:
             self._refused(flight, chunks.error)
-        elif chunks.is_cut:
+        elif not chunks.is_cut:
+            self._backend.books.streamed(flight, chunks.usage)
+            self._done(flight, chunks.usage)
+        elif _is_delimited(reply):
             self._backend.failed(flight, "cut")
         else:
-            self._done(flight, chunks.usage)
+            return False
+        return True
 
     def _refused(self, flight: Flight, status: int) -> None:
         """The engine gave no answer but an error of this status."""
@@ -110,6 +126,16 @@ class Relay:
         if usage is not None and usage[0] and flight.num_sequences == 1:
             self._size.learn(sum(flight.asked.prompts), usage[0])
         self._backend.finish(flight, usage and usage[1], time.monotonic())
+
+
+def _slices(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), SLICE_BYTES):
+        yield data[at : at + SLICE_BYTES]
+
+
+def _is_delimited(reply: aiohttp.ClientResponse) -> bool:
+    """True if the end of its body is told by more than the connection's."""
+    return "transfer-encoding" in reply.headers or "content-length" in reply.headers
 
 
 async def while_read(
@@ -136,45 +162,86 @@ async def _until_left(receive: Receive) -> None:
 
 
 class Answer:
-    """The way of one answer from the engine to the client."""
+    """The way of one answer from the engine to the client. `framing`: of a stream whose events can
+    be read, and to which an event can be added; known once it has started."""
 
     def __init__(self, upstream: Upstream, scope: Scope, send: Send) -> None:
         self._upstream, self.scope, self._send = upstream, scope, send
-        self.framing: Framing = "none"
-        self._is_started = False
-        self._last = b"\n"
+        self.body, self._memory = b"", AsyncExitStack()
+        self.framing: Framing | None = None
+        self._is_started = self._has_length = False
+        self._last = b""
 
-    def asked(self, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """The engine's response to the client's request."""
-        return self._upstream.request(self.scope, body)
+    def hold(self, body: bytes, memory: AsyncExitStack) -> None:
+        """Take the request's body, which takes `memory` until the engine has it."""
+        self.body, self._memory = body, memory
 
-    async def start(self, reply: aiohttp.ClientResponse, length: int | None = None) -> None:
-        """Status and headers; `length`: bytes of a body in one piece."""
-        self._is_started = True
-        raw = [(name.lower(), value) for name, value in reply.raw_headers]
-        headers = [(name, value) for name, value in raw if name.decode("latin-1") not in HOP_BY_HOP]
-        if length is not None:
-            headers.append((b"content-length", str(length).encode()))
+    @asynccontextmanager
+    async def asked(self) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The engine's response to the client's request, whose body is let go."""
+        async with self._upstream.request(self.scope, self.body) as reply:
+            self.body = b""
+            await self._memory.aclose()
+            yield reply
+
+    async def start(self, reply: aiohttp.ClientResponse) -> None:
+        """Pass on status and headers. Raises RequestFailed for those that HTTP does not have."""
+        if not 200 <= reply.status < 600:
+            raise RequestFailed(f"the engine answered with the status {reply.status}")
+        if any(_NO_TEXT.search(value) for _, value in reply.raw_headers):
+            raise RequestFailed("the engine answered with a header that is no text")
+        is_plain = "content-encoding" not in reply.headers
+        if reply.status < 300 and is_plain:
+            self.framing = FRAMINGS.get(reply.content_type)
+        headers = from_engine(reply.raw_headers)
         start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+        self._is_started = True
+        self._has_length = "content-length" in reply.headers
         await self._send(start)
 
     async def send(self, data: bytes) -> None:
-        self._last = data[-1:]
+        """Pass on a piece; returns when the client's connection has room."""
+        self._last = data[-2:]
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
+        """Say that the answer is whole."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def fail(self, error: SluiceError, receive: Receive) -> None:
-        """Answer with the error, in the form of the route; in a stream it is the last event. An
-        answer in no known form is cut, as its end would look whole."""
-        reply = error_reply(error)
-        if self.scope["path"].startswith("/api/"):
-            reply.body = msgspec.json.encode({"error": error.message})
-            reply.headers["content-length"] = str(len(reply.body))
+        """Answer with the error, in the form of the route. In a stream it is the last event, unless
+        one is half sent. All else is cut, as its end would look whole."""
         if not self._is_started:
+            reply = error_reply(error)
+            reply.body = self._error(error, bytes(reply.body))
+            reply.headers["content-length"] = str(len(reply.body))
             await reply(self.scope, receive, self._send)
-        elif self.framing == "ndjson":
-            await self.end((b"" if self._last == b"\n" else b"\n") + reply.body + b"\n")
-        elif self.framing == "sse":
-            await self.end((b"" if self._last == b"\n" else b"\n\n") + error_event(error))
+        elif self._takes_event:
+            body = self._error(error, bytes(error_reply(error).body))
+            await self.end(self._event(body))
+
+    @property
+    def _takes_event(self) -> bool:
+        is_between = not self._last or self._last.endswith(b"\n")
+        return self.framing is not None and is_between and not self._has_length
+
+    def _event(self, body: bytes) -> bytes:
+        if self.framing == "ndjson":
+            return body + b"\n"
+        name = b"event: error\n" if self._is_anthropic else b""
+        ends_event = b"" if self._last in (b"", b"\n\n") else b"\n"
+        return ends_event + name + event(body)
+
+    def _error(self, error: SluiceError, body: bytes) -> bytes:
+        """`body`: OpenAI's form of it."""
+        if self.scope["path"].startswith("/api/"):
+            return msgspec.json.encode({"error": error.message})
+        if self._is_anthropic:
+            told = {"type": "api_error", "message": error.message}
+            return msgspec.json.encode({"type": "error", "error": told})
+        return body
+
+    @property
+    def _is_anthropic(self) -> bool:
+        path: str = self.scope["path"]
+        return path.startswith("/v1/messages")

@@ -21,7 +21,8 @@ from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.install import Site, gguf, install
 from bench.peers.launch import CannotStart, complaint, environ_of, free_port, inherited
 from bench.peers.variants import MODEL_NAME
-from integration.worker_process import Worker, listening
+from integration.gate_process import gate_of
+from integration.worker_process import Worker
 from unit.worker.api.tiny import write_checkpoint
 
 CAPACITY = 8
@@ -250,19 +251,6 @@ def running_engine(
 @contextmanager
 def running_gate(engine: Engine, directory: Path, *flags: str) -> Iterator[Worker]:
     """`sluice-gate` before the engine, ready; killed on leaving."""
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "gate.log"
-    command = [
-        *(sys.executable, "-m", "sluice_gate", "--upstream", engine.url),
-        *("--engine", engine.kind.gate, "--max-num-seqs", str(CAPACITY)),
-        *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *flags),
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stderr=output)
-    try:
-        gate = listening(process, log)
-        gate.until("/readyz", 200)
+    sized = ("--engine", engine.kind.gate, "--max-num-seqs", str(CAPACITY))
+    with gate_of(engine.url, directory, *sized, *flags) as gate:
         yield gate
-    finally:
-        process.kill()
-        process.wait()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sluice_core.bounded import Numbers
 from sluice_core.contract import MemoryReport
 from sluice_core.wire import Ready, Snapshot, StepReport
-from sluice_gate.engines import ENGINES, load_of
+from sluice_gate.engine.engines import ENGINES, load_of
 from strangers import watch
 from strangers.engine import Answer
 
@@ -41,7 +41,8 @@ def test_a_load_is_always_finite_and_never_negative() -> None:
     @fuzzed
     @given(st.sampled_from(sorted(ENGINES)), texts)
     def holds(engine: str, text: str) -> None:
-        load = load_of(ENGINES[engine], text, Numbers("fuzz", Counter()))  # type: ignore[index]  # sorted() forgets the literal
+        numbers = Numbers("metrics", Counter())
+        load = load_of(ENGINES[engine], text, numbers)  # type: ignore[index]  # a literal's name
         for number in (load.waiting, load.kv_usage, load.preemptions, load.tokens):
             assert number is None or (math.isfinite(number) and number >= 0), (text, load)
 

@@ -1,21 +1,26 @@
 """A real gate in front of a made-up engine that fails: evidence and metrics tell how."""
 
-import asyncio
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from io import BufferedIOBase
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import httpx
 import pytest
 from integration.worker_process import Worker, listening
-from sluice_core.contract import Evidence, decode
+from sluice_cluster.shell import wait_until
+from sluice_core.contract import Evidence, Tick, decode
 
-Respond = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Respond = Callable[[BufferedIOBase], None]
 """Answers one POST; the connection is closed after it."""
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 2048}]}).encode()
 CHUNKED = (
@@ -43,11 +48,10 @@ def token(finish_reason: str | None = None) -> dict[str, Any]:
 def answers(*parts: bytes) -> Respond:
     """Writes `parts` a moment apart, so that tokens do not come at once."""
 
-    async def respond(writer: asyncio.StreamWriter) -> None:
+    def respond(writer: BufferedIOBase) -> None:
         for part in parts:
             writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.002)
+            time.sleep(0.002)
 
     return respond
 
@@ -56,86 +60,99 @@ TOKENS = [chunk(token())] * 5
 WHOLE = answers(CHUNKED, *TOKENS, chunk(token("stop")), chunk(b"[DONE]"), LAST)
 
 
-@asynccontextmanager
-async def engine(respond: Respond) -> AsyncIterator[str]:
-    """Its address; GET is answered as a sound engine would."""
+class _Engine(ThreadingTCPServer):
+    """Answers GET as a sound engine would, and a POST by `respond`."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
+    def __init__(self, respond: Respond) -> None:
+        self.respond = respond
+        super().__init__(("127.0.0.1", 0), _Connection)
+
+
+class _Connection(StreamRequestHandler):
+    server: _Engine
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            head = b"".join(iter(self.rfile.readline, b"\r\n"))
             if head.startswith(b"GET"):
-                writer.write(plain(200, MODELS))
-                await writer.drain()
-            else:
+                self.wfile.write(plain(200, MODELS))
+            elif head:
                 length = head.lower().partition(b"content-length:")[2].split()[0]
-                await reader.readexactly(int(length))
-                await respond(writer)
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                self.rfile.read(int(length))
+                self.server.respond(self.wfile)
 
 
-@asynccontextmanager
-async def gate(upstream: str, folder: Path) -> AsyncIterator[Worker]:
-    """A ready `sluice-gate` with a first-token target of 500 ms."""
+@contextmanager
+def engine(respond: Respond) -> Iterator[str]:
+    """Its address. All its connections have ended on leaving."""
+    with _Engine(respond) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def gate(upstream: str, folder: Path) -> Iterator[Worker]:
+    """A ready `sluice-gate` with a first-token target that no busy machine misses."""
+    command = [
+        *(sys.executable, "-m", "sluice_gate", "--upstream", upstream, "--engine", "custom"),
+        *("--max-num-seqs", "4", "--host", "127.0.0.1", "--port", "0", "--admin-port", "0"),
+        *("--slo-ttft-ms", "20000"),
+    ]
     log = folder / "gate.log"
-    process = _started(upstream, log)
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stderr=output)
     try:
-        running = await asyncio.to_thread(listening, process, log)
-        await asyncio.to_thread(running.until, "/readyz", 200)
+        running = listening(process, log)
+        running.until("/readyz", 200)
         yield running
     finally:
         process.kill()
         process.wait()
 
 
-def _started(upstream: str, log: Path) -> subprocess.Popen[bytes]:
-    command = [
-        *(sys.executable, "-m", "sluice_gate", "--upstream", upstream, "--engine", "custom"),
-        *("--max-num-seqs", "4", "--host", "127.0.0.1", "--port", "0", "--admin-port", "0"),
-        *("--slo-ttft-ms", "500"),
-    ]
-    with log.open("wb") as output:
-        return subprocess.Popen(command, stderr=output)
-
-
-async def asked(running: Worker, num: int, *, stream: bool = True) -> list[int]:
+def asked(running: Worker, num: int, *, stream: bool = True) -> list[int]:
     """Statuses of `num` requests, each read to its end."""
     body = {"model": "m", "prompt": "Once", "max_tokens": 16, "stream": stream}
-    statuses = []
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+    url, statuses = running.url + "/v1/completions", []
+    with httpx.Client(timeout=60, trust_env=False) as client:
         for _ in range(num):
-            async with client.stream("POST", running.url + "/v1/completions", json=body) as answer:
+            with client.stream("POST", url, json=body) as answer:
                 statuses.append(answer.status_code)
                 with suppress(httpx.RemoteProtocolError):
-                    await answer.aread()
+                    answer.read()
     return statuses
 
 
-async def evidence_of(running: Worker, num: int) -> dict[str, Any]:
+def evidence_of(running: Worker, num: int) -> dict[str, Any]:
     """Sums over the ticks, once `num` requests have ended in them."""
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client, asyncio.timeout(60):
-        while True:
-            told = decode((await client.get(running.admin_url + "/v1/evidence")).content, Evidence)
-            failed, finished = Counter[str](), sum(tick.finished for tick in told.ticks)
-            for tick in told.ticks:
-                failed.update(tick.failed)
-            if failed.total() + finished >= num:
-                break
-            await asyncio.sleep(0.1)
-    firsts = [tick.ttft for tick in told.ticks]
-    over, prefill = sum(one.over for one in firsts), sum(one.by.prefill for one in firsts)
-    judged = sum(one.n for one in firsts)
+    ticks: list[Tick] = []
+
+    def have_ended() -> bool:
+        nonlocal ticks
+        page = httpx.get(running.admin_url + "/v1/evidence", timeout=60, trust_env=False)
+        ticks = decode(page.content, Evidence).ticks
+        return sum(tick.finished + sum(tick.failed.values()) for tick in ticks) >= num
+
+    wait_until("the requests' ticks", have_ended, 60.0)
+    failed = Counter[str]()
+    for tick in ticks:
+        failed.update(tick.failed)
     return {
-        "failed": dict(failed), "finished": finished, "judged": judged, "over": over,
-        "prefill": prefill, "good": sum(tick.good for tick in told.ticks),
-    }  # fmt: skip
+        "failed": dict(failed),
+        "finished": sum(tick.finished for tick in ticks),
+        "judged": sum(tick.ttft.n for tick in ticks),
+        "over": sum(tick.ttft.over for tick in ticks),
+        "good": sum(tick.good for tick in ticks),
+    }
 
 
-async def metrics_of(running: Worker) -> str:
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        return (await client.get(running.admin_url + "/metrics")).text
+def metrics_of(running: Worker) -> str:
+    return httpx.get(running.admin_url + "/metrics", timeout=60, trust_env=False).text
 
 
 NUM = 12
@@ -163,51 +180,39 @@ tokens came."""
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_an_engine_that_fails_is_told_so_and_not_as_slow(name: str, tmp_path: Path) -> None:
+def test_an_engine_that_fails_is_told_so_and_not_as_slow(name: str, tmp_path: Path) -> None:
     respond, status, kind, is_stream, has_tokens = CASES[name]
-    async with engine(respond) as upstream, gate(upstream, tmp_path) as running:
-        statuses = await asked(running, NUM, stream=is_stream)
-        if kind is None:
-            assert statuses == [status] * NUM
-            assert "sluice_requests_failed_total" in (text := await metrics_of(running))
-            assert 'kind="400"' not in text
-            return
-        told = await evidence_of(running, NUM)
-        assert told == {
-            "failed": {kind: NUM}, "finished": 0, "judged": NUM if has_tokens else 0, "over": 0,
-            "prefill": 0, "good": 0,
-        }  # fmt: skip
-        assert await asyncio.to_thread(running.metric, "sluice_requests_failed_total") == NUM
-        assert f'kind="{kind}"' in await metrics_of(running)
-        assert statuses == [status] * NUM
+    with engine(respond) as upstream, gate(upstream, tmp_path) as running:
+        assert asked(running, NUM, stream=is_stream) == [status] * NUM
+        if kind is not None:
+            judged = NUM if has_tokens else 0
+            wanted = {"failed": {kind: NUM}, "finished": 0, "judged": judged, "over": 0, "good": 0}
+            assert evidence_of(running, NUM) == wanted
+            assert f'kind="{kind}"' in metrics_of(running)
+        num_failed = NUM if kind is not None else 0
+        assert running.metric("sluice_requests_failed_total") == num_failed
 
 
-async def test_an_engine_that_ends_its_answers_fails_none(tmp_path: Path) -> None:
-    async with engine(WHOLE) as upstream, gate(upstream, tmp_path) as running:
-        assert await asked(running, NUM) == [200] * NUM
-        told = await evidence_of(running, NUM)
+def test_an_engine_that_ends_its_answers_fails_none(tmp_path: Path) -> None:
+    with engine(WHOLE) as upstream, gate(upstream, tmp_path) as running:
+        assert asked(running, NUM) == [200] * NUM
+        told = evidence_of(running, NUM)
         assert (told["failed"], told["finished"], told["judged"]) == ({}, NUM, NUM)
-        assert await asyncio.to_thread(running.metric, "sluice_requests_failed_total") == 0
+        assert running.metric("sluice_requests_failed_total") == 0
 
 
-async def test_an_engine_killed_in_the_middle_of_answers_has_cut_them(tmp_path: Path) -> None:
-    begun, released = asyncio.Semaphore(0), asyncio.Event()
+def test_an_engine_that_dies_in_the_middle_of_answers_has_cut_them(tmp_path: Path) -> None:
+    together = threading.Barrier(4, timeout=60)
 
-    async def hang(writer: asyncio.StreamWriter) -> None:
+    def die(writer: BufferedIOBase) -> None:
         writer.write(CHUNKED + b"".join(TOKENS))
-        await writer.drain()
-        begun.release()
-        await released.wait()
-        writer.transport.abort()
+        together.wait()
 
-    async with engine(hang) as upstream, gate(upstream, tmp_path) as running:
-        asks = asyncio.gather(*(asked(running, 1) for _ in range(4)))
-        async with asyncio.timeout(60):
-            for _ in range(4):
-                await begun.acquire()
-        released.set()
-        assert await asks == [[200]] * 4
-        told = await evidence_of(running, 4)
+    with engine(die) as upstream, gate(upstream, tmp_path) as running:
+        with ThreadPoolExecutor(4) as clients:
+            asks = [clients.submit(asked, running, 1) for _ in range(4)]
+        assert [ask.result() for ask in asks] == [[200]] * 4
+        told = evidence_of(running, 4)
         assert (told["failed"], told["finished"], told["over"]) == ({"cut": 4}, 0, 0)
 
 
@@ -215,20 +220,17 @@ async def test_an_engine_killed_in_the_middle_of_answers_has_cut_them(tmp_path: 
     ("name", "result"),
     [("cut after 5 tokens", "failed"), ("ended after 5 tokens", "cut"), ("500 to all", "failed")],
 )
-async def test_sluice_load_tells_answers_without_an_end(
-    name: str, result: str, tmp_path: Path
-) -> None:
+def test_sluice_load_tells_answers_without_an_end(name: str, result: str, tmp_path: Path) -> None:
     """Behind a gate a broken connection is an error event: a typed error, not a cut."""
-    async with engine(CASES[name][0]) as upstream, gate(upstream, tmp_path) as running:
+    with engine(CASES[name][0]) as upstream, gate(upstream, tmp_path) as running:
         line = ("-m", "sluice", "load", "--url", running.url, "--model", "m", "--words")
         phases = ("--phases", "one:closed:1:0.5")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *line, *phases, stdout=subprocess.PIPE
+        ended = subprocess.run(
+            [sys.executable, *line, *phases], capture_output=True, check=False, timeout=120
         )
-        told, _ = await process.communicate()
-        lines = [json.loads(each) for each in told.splitlines()]
-        (phase,) = [each for each in lines if "phase" in each]
-        assert phase["results"] == {result: phase["sent"]}
-        assert phase["sent"] > 0
-        assert (phase["requests_per_s"], phase["p99_ttft_ms"]) == (0.0, None)
-        assert process.returncode == 1
+    lines = [json.loads(each) for each in ended.stdout.splitlines()]
+    (phase,) = [each for each in lines if "phase" in each]
+    assert phase["results"] == {result: phase["sent"]}
+    assert phase["sent"] > 0
+    assert (phase["requests_per_s"], phase["p99_ttft_ms"]) == (0.0, None)
+    assert ended.returncode == 1

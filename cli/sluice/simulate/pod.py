@@ -23,7 +23,7 @@ from sluice_core.wire import (
     packed,
 )
 from sluice_core.work import Deadlines
-from sluice_frontend.evidence.recorder import RequestTimer
+from sluice_frontend.evidence.requests import RequestTimer
 from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
 from sluice_operator.tuner import PodView

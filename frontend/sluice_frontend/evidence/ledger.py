@@ -13,7 +13,8 @@ from sluice_core.errors import (
 from sluice_core.wire import FinishReason, FirstToken, TokenOut
 
 from .metrics import Statistics
-from .recorder import Recorder, RequestTimer
+from .recorder import Recorder
+from .requests import RequestTimer
 
 UNKNOWN_PARTS = FirstToken(0.0, 0.0, 0.0, 0)
 _FAILURES = frozenset(status for status in HTTPStatus if status == 429 or status >= 500)

@@ -6,8 +6,7 @@ socket. So HTTP, tokenising and a busy event loop count as waiting, and a slow c
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from sluice_core.contract import SMOOTH_SHARE, Evidence
@@ -16,6 +15,7 @@ from sluice_core.wire import FirstToken
 from .engine_side import EngineSide
 from .lengths import RecentRequests
 from .open_tick import Cause
+from .requests import OpenRequests, RequestTimer
 from .ticks import Ticks
 
 
@@ -31,62 +31,6 @@ def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
         "outside": ttft_s - parts.wait_cap_s - parts.wait_kv_s - parts.prefill_s,
     }
     return max(seconds, key=lambda cause: seconds[cause])
-
-
-@dataclass(slots=True)
-class RequestGroup:
-    """A client's request, of one sequence or several. `has_begun`: one of them was admitted;
-    `is_given_up`: it was told to go while it waited."""
-
-    has_begun: bool = False
-    is_given_up: bool = False
-
-
-@dataclass(slots=True)
-class Held:
-    """What a client has here: sequences that wait, and prompt tokens without a first one yet."""
-
-    num_waiting: int = 0
-    num_tokens: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class RequestTimer:
-    """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
-
-    `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
-    `priority`, `is_another`: as in `wire.Submit`. `client`: whose share it takes. `admitted_s`:
-    start of its first step. `decided`: its first token has been counted, on time or over;
-    `e2e_decided`: its end has. `group`: shared with the sequences answered together with it.
-    """
-
-    request_id: str
-    arrival_s: float
-    submitted_s: float
-    num_prompt_tokens: int
-    ttft_ms: float | None = None
-    priority: int = 0
-    is_another: bool = False
-    client: str = ""
-    admitted_s: float | None = None
-    decided: bool = False
-    e2e_decided: bool = False
-    held_first: bool = False
-    first_s: float | None = None
-    last_s: float = 0.0
-    num_tokens: int = 0
-    num_gaps: int = 0
-    num_gaps_over: int = 0
-    queue_s: float = 0.0
-    last_was_over: bool = False
-    group: RequestGroup = field(default_factory=RequestGroup)
-
-    @property
-    def mean_gap_ms(self) -> float:
-        """Mean gap between its tokens; 0 with fewer than two."""
-        if self.first_s is None or self.num_tokens < 2:
-            return 0.0
-        return (self.last_s - self.first_s) * 1e3 / (self.num_tokens - 1)
 
 
 def _older(
@@ -117,12 +61,7 @@ class Recorder:
         self.ticks = Ticks(boot_id, now_s)
         self.engine = EngineSide(self.ticks)
         self.recent = RecentRequests()
-        self._waiting: dict[str, RequestTimer] = {}  # not admitted, oldest first
-        self._pending: dict[str, RequestTimer] = {}  # without a first token, oldest first
-        self._open: dict[str, RequestTimer] = {}  # not ended, oldest first
-        self.num_pending_tokens = 0  # of their prompts, cached ones included
-        self.held: dict[str, Held] = {}  # by client, of those that wait or are pending
-        self.num_given_up = 0  # and not ended yet
+        self.requests = OpenRequests()
 
     # -- the life of a request
 
@@ -143,9 +82,7 @@ class Recorder:
             request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another, client
         )
         self.ticks.open.arrivals += 1
-        self._waiting[request_id] = timer
-        self._pending[request_id] = self._open[request_id] = timer
-        self._count_held(timer, 1, num_prompt_tokens)
+        self.requests.add(timer)
         return timer
 
     def refuse(self, cause: Cause | None = None) -> None:
@@ -175,15 +112,16 @@ class Recorder:
     def admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
         """These requests begin with a step that was scheduled at `step_start_s`."""
         for request_id in request_ids:
-            timer = self._waiting.pop(request_id, None)
+            timer = self.requests.admit(request_id)
             if timer is not None:  # else its client has left
                 timer.admitted_s = max(timer.submitted_s, step_start_s)
                 timer.group.has_begun = True
-                self._count_held(timer, -1, 0)
 
     def first_token(self, timer: RequestTimer, now_s: float, parts: FirstToken) -> float:
         """The first token was delivered; returns its time since arrival, in seconds."""
-        self._leave(timer)
+        self.requests.leave(timer)
+        if timer.is_unseen:  # its request did not say that the answer is a stream
+            timer.is_unseen = timer.decided = False
         ttft_s = now_s - timer.arrival_s
         self.engine.learn(timer.num_prompt_tokens, parts, ttft_s, now_s)
         timer.first_s = timer.last_s = now_s
@@ -203,8 +141,8 @@ class Recorder:
     def unseen(self, timer: RequestTimer) -> None:
         """An admitted request's first token will not be seen, as its answer comes in one piece. It
         is counted only if it was late before."""
-        self._leave(timer)
-        timer.decided = True
+        self.requests.leave(timer)
+        timer.is_unseen, timer.decided = not timer.decided, True
 
     def next_token(
         self, timer: RequestTimer, now_s: float, *, at_cap: bool, in_prefill: bool = False
@@ -241,7 +179,7 @@ class Recorder:
         `computed_s`: when the last one came from the engine, if earlier. Its place is free from
         then on.
         """
-        self._leave(timer, has_ended=True)
+        self.requests.leave(timer, has_ended=True)
         tick, e2e_s = self.ticks.open, now_s - timer.arrival_s
         tick.finished += 1
         is_late = timer.e2e_decided
@@ -268,7 +206,7 @@ class Recorder:
         counts only against targets that it has already missed.
         """
         cause, age_ms = self._cause_so_far(timer, now_s), (now_s - timer.arrival_s) * 1e3
-        self._leave(timer, has_ended=True)
+        self.requests.leave(timer, has_ended=True)
         self.ticks.open.refused += refused
         ttft_ms, e2e_ms = self.ticks.slo.ttft_ms, self.ticks.slo.e2e_ms
         is_over = by_server or (e2e_ms is not None and age_ms > e2e_ms)
@@ -285,7 +223,7 @@ class Recorder:
     def fail(self, timer: RequestTimer, kind: str) -> None:
         """The engine failed it, `kind` as in `contract.Failures`. From here on no target counts it:
         how soon an engine fails says nothing of its speed."""
-        self._leave(timer, has_ended=True)
+        self.requests.leave(timer, has_ended=True)
         timer.decided = timer.e2e_decided = True
         failed = self.ticks.open.failed
         failed[kind] = failed.get(kind, 0) + 1
@@ -321,7 +259,7 @@ class Recorder:
         begin_at_once = not engine.snapshot.running
         first: dict[int, RequestTimer] = {}
         late: dict[str, RequestTimer] = {}
-        for timer in self._waiting.values():
+        for timer in self.requests.waiting.values():
             limit_ms = timer.ttft_ms or target_ms
             if limit_ms is None or timer.group.has_begun:
                 continue
@@ -336,33 +274,13 @@ class Recorder:
         rest_ms = self.engine.prefill_ms(timer.num_prompt_tokens, now_s)
         return _is_out_of_reach(timer, now_s, self.ticks.slo.ttft_ms, rest_ms)
 
-    def newest_waiting(self, client: str) -> list[RequestTimer]:
-        """The sequences of the newest request of `client` that has not begun, but not of its only
-        one."""
-        own = [timer for timer in self._waiting.values() if timer.client == client]
-        newest = next((timer for timer in reversed(own) if not timer.group.has_begun), None)
-        timers = [timer for timer in own if newest and timer.group is newest.group]
-        return timers if len(timers) < len(own) else []
-
-    def give_up(self, timers: Iterable[RequestTimer]) -> None:
-        """These have to leave the queue for another client's: they do not count as waiting."""
-        for timer in timers:
-            timer.group.is_given_up = True
-            self.num_given_up += 1
-            self._leave(timer)
-
-    @property
-    def pending(self) -> Collection[RequestTimer]:
-        """Requests without a first token, oldest first."""
-        return self._pending.values()
-
     def _count_late(self, end_s: float) -> None:
         """Count requests as over, once, that passed a target in this tick without a result."""
-        for timer in _older(self._pending, end_s, self.ticks.slo.ttft_ms):
+        for timer in _older(self.requests.pending, end_s, self.ticks.slo.ttft_ms):
             if not timer.decided:
                 timer.decided = True
                 self.ticks.open.ttft.miss(self._cause_so_far(timer, end_s))
-        for timer in _older(self._open, end_s, self.ticks.slo.e2e_ms):
+        for timer in _older(self.requests.open, end_s, self.ticks.slo.e2e_ms):
             if not timer.e2e_decided:
                 timer.e2e_decided = True
                 self._count_whole(is_over=True)
@@ -377,24 +295,8 @@ class Recorder:
 
     def _cause_so_far(self, timer: RequestTimer, now_s: float) -> Cause:
         """The largest part of the wait of a request that has no first token yet."""
-        if timer.request_id in self._waiting or timer.admitted_s is None:
-            begun = islice(self._waiting, self.engine.num_free)
+        if timer.request_id in self.requests.waiting or timer.admitted_s is None:
+            begun = islice(self.requests.waiting, self.engine.num_free)
             return "prefill" if timer.request_id in begun else self.engine.waiting_cause
         waited_s, prefilling_s = timer.admitted_s - timer.arrival_s, now_s - timer.admitted_s
         return "prefill" if prefilling_s >= waited_s else self.engine.last_lack
-
-    def _leave(self, timer: RequestTimer, *, has_ended: bool = False) -> None:
-        if has_ended and self._open.pop(timer.request_id, None) is not None:
-            self.num_given_up -= timer.group.is_given_up
-        waited = self._waiting.pop(timer.request_id, None) is not None
-        pended = self._pending.pop(timer.request_id, None) is not None
-        if waited or pended:
-            self._count_held(timer, -waited, -pended * timer.num_prompt_tokens)
-
-    def _count_held(self, timer: RequestTimer, num_waiting: int, num_tokens: int) -> None:
-        held = self.held.setdefault(timer.client, Held())
-        held.num_waiting += num_waiting
-        held.num_tokens += num_tokens
-        self.num_pending_tokens += num_tokens
-        if not held.num_waiting and not held.num_tokens:
-            del self.held[timer.client]

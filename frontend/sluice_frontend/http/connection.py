@@ -34,6 +34,8 @@ TELL_S = 60.0
 NUM_CHUNKS = 1000
 MIN_CHUNK_BYTES = 64
 """Least mean size of NUM_CHUNKS in a row: 1 MiB in chunks of one byte held the loop for 5.8 s."""
+IN_CHUNKS = b"\r\nTransfer-Encoding: chunked\r\n"
+"""As h11 writes it. No value of another header has the end of a line in it."""
 LIFE = "life"
 """Key in the ASGI scope's state: when the connection was made (loop time) and its age limit, s."""
 
@@ -103,6 +105,7 @@ class Incoming(h11.Connection):
     _is_chunked = False
     _num_chunks = 0
     _num_bytes = 0
+    _in_chunks = False  # our answer goes out in chunks
 
     def next_event(self) -> Any:
         """As h11's. Raises h11.RemoteProtocolError, and `problem` is what to say of it."""
@@ -118,6 +121,17 @@ class Incoming(h11.Connection):
         elif isinstance(event, h11.Data) and self._is_chunked:
             self._count(len(event.data))
         return event
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        """As h11's. A piece of a chunked body changes no state, so it is framed here: each token is
+        one, and h11 takes 5.6 us for it."""
+        if self._in_chunks and type(event) is h11.Data and event.data:
+            return [b"%x\r\n" % len(event.data), event.data, b"\r\n"]
+        parts = super().send_with_data_passthrough(event)
+        if type(event) is not h11.Data:
+            is_answer = type(event) is h11.Response
+            self._in_chunks = is_answer and IN_CHUNKS in b"".join(parts or ())
+        return parts
 
     @property
     def is_in_body(self) -> bool:
@@ -140,7 +154,7 @@ class Connection(H11Protocol):
 
     limits: ServerConfig
     on_cut: OnCut
-    all: Connections
+    peers: Connections
 
     def __init__(
         self,
@@ -164,10 +178,10 @@ class Connection(H11Protocol):
         self.app_state = {**self.app_state, LIFE: (now_s, age_s)}
         self._arm_receive(self.limits.receive_timeout)  # clients may dial ahead
         self.address = peer_of(transport.get_extra_info("peername"))
-        self.all.add(self, now_s)
+        self.peers.add(self, now_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.all.remove(self)
+        self.peers.remove(self)
         self._receive_timer = _cancelled(self._receive_timer)
         self._write_timer = _cancelled(self._write_timer)
         super().connection_lost(exc)
@@ -180,7 +194,7 @@ class Connection(H11Protocol):
             self._arm_receive()
         super().data_received(data)
         if not self._is_idle():
-            self.all.leave(self)
+            self.peers.leave(self)
         # The cycle of an earlier, answered request says nothing about this one.
         is_whole = self.cycle and not self.cycle.more_body and not self.cycle.response_complete
         if is_whole or self._has_nothing_begun():
@@ -209,7 +223,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
         # Else another request was there already, or none may follow.
         if self._is_idle() and not self.transport.is_closing():
-            self.all.join(self)
+            self.peers.join(self)
         self._watch_last_bytes()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -302,5 +316,5 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 def connection_class(limits: ServerConfig, on_cut: OnCut, max_connections: int) -> type[Connection]:
     """A port's connection type with its limits, as uvicorn wants a class."""
     connections = Connections(max_connections)
-    members = {"limits": limits, "on_cut": staticmethod(on_cut), "all": connections}
+    members = {"limits": limits, "on_cut": staticmethod(on_cut), "peers": connections}
     return type("BoundConnection", (Connection,), members)

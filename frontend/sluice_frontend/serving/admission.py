@@ -20,7 +20,7 @@ from sluice_core.work import Deadlines, Work
 
 from ..config import ServerConfig
 from ..evidence.open_tick import Cause
-from ..evidence.recorder import RequestTimer
+from ..evidence.requests import RequestTimer
 from ..http.bodies import too_many
 from ..http.clients import has_too_many
 from ..openai.protocol import Completion
@@ -235,7 +235,7 @@ class Admission:
         while self._full(work) is not None:
             if not (victims := self._victims(full, work.client, part)):
                 return
-            self._runtime.recorder.give_up(victims)
+            self._runtime.recorder.requests.give_up(victims)
             error = QueueFull(
                 "the queue is full, and other clients need their part of it; the newest of this "
                 f"client's waiting requests was dropped; {full.limit} is {full.most}",
@@ -247,7 +247,7 @@ class Admission:
 
     def _holding(self, full: Full) -> dict[str, int]:
         """What each client has of that which is full."""
-        held = self._runtime.recorder.held.items()
+        held = self._runtime.recorder.requests.held.items()
         each = ((name, h.num_tokens if full.is_tokens else h.num_waiting) for name, h in held)
         return {name: num for name, num in each if num}
 
@@ -257,7 +257,7 @@ class Admission:
         for name in sorted(holding, key=holding.__getitem__, reverse=True):
             if holding[name] <= part:
                 break
-            if name != client and (victims := self._runtime.recorder.newest_waiting(name)):
+            if name != client and (victims := self._runtime.recorder.requests.newest_waiting(name)):
                 return victims
         return []
 
@@ -267,9 +267,9 @@ class Admission:
         flags, num_open, recorder = runtime.config, runtime.backend.num_open, runtime.recorder
         state, cap = recorder.engine.snapshot, runtime.live.max_num_seqs
         num_tokens, most, num_gone = (
-            recorder.num_pending_tokens,
+            recorder.requests.num_pending_tokens,
             flags.max_num_queued_reqs,
-            recorder.num_given_up,
+            recorder.requests.num_given_up,
         )
         num_new, num_new_tokens = work.num_sequences, work.num_tokens
         if num_open and is_full(num_new, num_open, cap, state, most + num_gone):

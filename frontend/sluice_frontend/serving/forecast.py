@@ -16,7 +16,8 @@ from heapq import nlargest
 from sluice_core.contract import StepModel
 from sluice_core.ordering import Pace, Terms, before
 
-from ..evidence.recorder import Recorder, RequestTimer
+from ..evidence.recorder import Recorder
+from ..evidence.requests import RequestTimer
 from .limits import RuntimeLimits
 
 MAX_RETRY_AFTER_S = 60
@@ -119,8 +120,8 @@ def forecast_for(
 
     Clients take turns: of each other one, no more go first than of its own, and those with a place.
     """
-    own = [timer for timer in recorder.pending if timer.client == client]
-    num_others, longest = len(recorder.pending) - len(own), nlargest(MOST_PROMPTS, prompts)
+    own = [timer for timer in recorder.requests.pending.values() if timer.client == client]
+    num_others, longest = len(recorder.requests.pending) - len(own), nlargest(MOST_PROMPTS, prompts)
     forecast, engine = forecast_of(recorder, live, num_open), recorder.engine
     limits = live.for_engine()
     if limits.policy == "fcfs" or live.overload == "Shed":
@@ -155,7 +156,7 @@ def _others_first(recorder: Recorder, client: str, num_turns: int) -> list[Reque
     `client`: with a place, or among the first so many of their client."""
     num_of: Counter[str] = Counter()
     first = []
-    for timer in recorder.pending:
+    for timer in recorder.requests.pending.values():
         if timer.client == client:
             continue
         num_of[timer.client] += timer.admitted_s is None

@@ -5,7 +5,8 @@ the same however many objects ask for it.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .client import Cluster, Listed, Ref
@@ -18,27 +19,23 @@ class _Taken:
 
 
 class Roster:
-    """Lists of the kinds in `labels`, each with its label, of `namespaces` or of all; a list is
-    taken again after `every_s`."""
+    """Lists of the kinds in `labels`, each with its label. A list is taken again after `every_s`.
+    `is_one`: one list holds all namespaces; else each has its own, as rights may lack in one."""
 
     def __init__(
-        self, cluster: Cluster, namespaces: Collection[str], labels: dict[str, str], every_s: float
+        self, cluster: Cluster, labels: Mapping[str, str], every_s: float, *, is_one: bool
     ) -> None:
-        self._cluster, self._namespaces = cluster, tuple(namespaces) or ("",)
-        self._labels, self._every_s = labels, every_s
-        self._taken: dict[str, _Taken] = {}
-        self._turns = {kind: asyncio.Lock() for kind in labels}
+        self._cluster, self._labels, self._every_s = cluster, labels, every_s
+        self._is_one = is_one
+        self._taken: dict[Ref, _Taken] = {}
+        self._turns: defaultdict[Ref, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def listed(self, kind: str, now_s: float) -> Listed:
-        """The newest list; `now_s`: any clock's. Raises ClusterError."""
-        async with self._turns[kind]:
-            taken = self._taken.get(kind)
+    async def listed(self, kind: str, namespace: str, now_s: float) -> Listed:
+        """The newest list with that namespace; `now_s`: any clock's. Raises ClusterError."""
+        collection = Ref(kind, "" if self._is_one else namespace)
+        async with self._turns[collection]:
+            taken = self._taken.get(collection)
             if taken is None or now_s - taken.at_s >= self._every_s:
-                taken = self._taken[kind] = _Taken(await self._list(kind), now_s)
+                listed = await self._cluster.listed(collection, self._labels[kind])
+                taken = self._taken[collection] = _Taken(listed, now_s)
             return taken.listed
-
-    async def _list(self, kind: str) -> Listed:
-        label = self._labels[kind]
-        lists = [await self._cluster.listed(Ref(kind, name), label) for name in self._namespaces]
-        uids = frozenset[str]().union(*(one.uids for one in lists))
-        return Listed(uids, min(one.version for one in lists))

@@ -143,7 +143,7 @@ class Children:
     async def sweep(self) -> None:
         """Find deletions that the watch has missed. Raises ClusterError."""
         for kind in ("Pod", *manifests.WATCHED):
-            listed = await self._roster.listed(kind, time.monotonic())
+            listed = await self._roster.listed(kind, self._key[0], time.monotonic())
             if self._swept.get(kind) is listed:
                 continue
             self._swept[kind] = listed

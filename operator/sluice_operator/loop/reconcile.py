@@ -72,7 +72,8 @@ class Dependencies:
         ours = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
         labels = {KIND: "", **dict.fromkeys(("Pod", *WATCHED), ours)}
         every_s = SWEEP_RESYNCS * self.settings.resync_s
-        roster = Roster(self.cluster, self.settings.namespaces, labels, every_s)
+        is_one = not self.settings.namespaces
+        roster = Roster(self.cluster, labels, every_s, is_one=is_one)
         object.__setattr__(self, "roster", roster)
 
 
@@ -274,7 +275,7 @@ class Reconciler:
     async def _is_there(self) -> bool:
         """True unless the object itself is found to be gone; checked as often as its children."""
         await self._children.sweep()
-        there = await self._dependencies.roster.listed(KIND, time.monotonic())
+        there = await self._dependencies.roster.listed(KIND, self._namespace, time.monotonic())
         return not there.lacks(self._body)
 
     def _pods(self, now: float) -> tuple[Pod, ...]:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import BodyTooLarge, RequestError
 from sluice_core.work import Deadlines
-from sluice_gate.asked import MAX_SEQUENCES, PICTURE_BYTES, Asked, Door, read
-from sluice_gate.estimate import TokenSize
-from sluice_gate.operations import OPERATIONS
+from sluice_gate.request.asked import MAX_SEQUENCES, PICTURE_BYTES, Asked, Door, read
+from sluice_gate.request.estimate import TokenSize
+from sluice_gate.request.operations import OPERATIONS
 
 DOOR = Door("vllm", None, 1 << 20)
 OLLAMA = Door("ollama", "m", 1 << 20)

@@ -29,3 +29,13 @@ def test_all_problems_are_told_at_once() -> None:
         *("--bogus", "--upstream", "--port", "--initial-num-seqs", "--overload"),
         *("--api-key-file", "--engine-admin-key-file"),
     ]
+
+
+def test_a_gate_takes_pictures_and_sounds_within_a_memory_of_its_own() -> None:
+    server = parse([*UPSTREAM], {}).server
+    assert server.max_body_bytes == 64 << 20
+    assert server.max_body_bytes <= server.memory_bytes // 2
+    small = parse([*UPSTREAM, "--memory-bytes", "8000000", "--max-body-bytes", "4000000"], {})
+    assert small.server.memory_bytes == 8_000_000
+    with pytest.raises(ConfigError, match="over half of the 8000000 bytes"):
+        parse([*UPSTREAM, "--memory-bytes", "8000000"], {})

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from sluice_core.bounded import Numbers
-from sluice_gate.engines import ENGINES, EngineFacts, EngineLoad, load_of
+from sluice_gate.engine.engines import ENGINES, EngineFacts, EngineLoad, load_of
 
 VLLM = """# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge

@@ -4,7 +4,7 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_gate.estimate import TokenSize
+from sluice_gate.request.estimate import TokenSize
 
 TOLD = st.integers(-(2**63), 2**63)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from sluice_core.errors import ModelNotFound, NotOffered, RequestError, UnsupportedParameter
-from sluice_gate.asked import Asked, Door, read
-from sluice_gate.ollama import check_route
+from sluice_gate.request.asked import Asked, Door, read
+from sluice_gate.request.ollama import check_route
 
 DOOR = Door("ollama", "m", 1 << 20)
 

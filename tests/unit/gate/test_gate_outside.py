@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.contract import StepModel, decode, encode
-from sluice_gate.outside import MIN_GAPS, MIN_PREFILLS, OutsideModel
+from sluice_gate.count.outside import MIN_GAPS, MIN_PREFILLS, OutsideModel
 
 Law = tuple[float, float, float]
 

@@ -1,7 +1,7 @@
 """A long prefill is no hang, whatever the device; a hang is found in a bounded time."""
 
 import pytest
-from sluice_gate.patience import MOST_S, Patience
+from sluice_gate.engine.patience import MOST_S, Patience
 
 TIMEOUT_S = 30.0
 

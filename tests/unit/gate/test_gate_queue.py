@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from sluice_core.ordering import Pace
 from sluice_core.wire import EngineLimits
 from sluice_core.work import Deadlines, Work
-from sluice_frontend.evidence.recorder import RequestTimer
-from sluice_gate.asked import Asked
-from sluice_gate.flight import Flight
-from sluice_gate.queue import Queue
+from sluice_frontend.evidence.requests import RequestTimer
+from sluice_gate.queue.flight import Flight
+from sluice_gate.queue.queue import Queue
+from sluice_gate.request.asked import Asked
 
 NOW_S = time.monotonic()
 

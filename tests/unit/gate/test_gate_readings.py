@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.errors import RequestError
-from sluice_gate.asked import Asked, Door, read
-from sluice_gate.estimate import TokenSize
+from sluice_gate.request.asked import Asked, Door, read
+from sluice_gate.request.estimate import TokenSize
 
 Reader = Callable[[bytes], Any]
 

@@ -141,7 +141,7 @@ def has_waiting(running: Worker) -> bool:
 
 async def test_a_deadline_is_not_missed_for_another_keys_crowd(tmp_path: Path) -> None:
     """The first request of a key waits for one turn, and not for the crowd."""
-    flags = ("--max-num-seqs", "1", "--scheduling-policy", "deadline", *keyed(tmp_path))
+    flags = ("--max-num-seqs", "1", "--scheduling-policy", "fcfs", *keyed(tmp_path))
     async with (
         both(tmp_path, *flags) as (_, running),
         Client(running.url, key="a") as first,

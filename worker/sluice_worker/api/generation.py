@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sluice_core.errors import SluiceError
 from sluice_core.wire import FinishReason, Scores, TokenOut, unpacked
 from sluice_frontend.evidence.ledger import Ledger
-from sluice_frontend.evidence.recorder import RequestGroup, RequestTimer
+from sluice_frontend.evidence.requests import RequestGroup, RequestTimer
 from sluice_frontend.openai.logprobs import PackedScores
 from sluice_frontend.openai.protocol import Completion
 from sluice_frontend.openai.response_types import Usage

@@ -111,3 +111,14 @@ def encoded(tokenizer: tokenizers.Tokenizer, text: str, *, offsets: bool = False
     encode_batch = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
     (encoding,) = encode_batch([text], add_special_tokens=False)
     return encoding
+
+
+def found_in(scanner: tokenizers.Tokenizer, written: str) -> Iterator[tuple[int, int, int]]:
+    """Each token of a long text: id, first character, and the one behind it. No token that is
+    longer than OVERLAP is found."""
+    for begin in range(0, max(len(written), 1), PIECE):
+        low = max(begin - OVERLAP, 0)
+        found = encoded(scanner, written[low : begin + PIECE + OVERLAP], offsets=True)
+        for token_id, (start, stop) in zip(found.ids, found.offsets, strict=True):
+            if begin <= low + start < begin + PIECE:
+                yield token_id, low + start, low + stop

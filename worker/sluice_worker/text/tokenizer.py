@@ -1,7 +1,7 @@
 """Text to token ids and back, one token at a time. No torch: this runs in the API process."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from sluice_core.model.files import MAX_JSON_BYTES, Directory, read_bytes
 from tokenizers.models import WordLevel
 
 from .added_tokens import add_tokens
-from .pieces import OVERLAP, PIECE, SHORT, Check, any_number, encoded, pieces, token_ids
+from .pieces import SHORT, Check, any_number, found_in, pieces, token_ids
 from .tokenizer_config import TOKENIZER, TokenizerConfig
 from .vocabulary import byte_of_letter, bytes_of_spelling, longest_token
 
@@ -193,21 +193,12 @@ class Tokenizer:
         # The same length, so a control token has the same place here as in the whole.
         written = "".join(len(piece) * _BLANK if plain else piece for piece, plain in pieces)
         ids, end = list[int](), 0
-        for token_id, start, stop in self._control_in(written):
-            ids += self._between(whole[end:start], len(ids), check)
-            ids.append(token_id)
-            end = stop
+        for scanned, start, stop in found_in(self._scanner, written):
+            if (token_id := self._scanned.get(scanned)) is not None:
+                ids += self._between(whole[end:start], len(ids), check)
+                ids.append(token_id)
+                end = stop
         return ids + self._between(whole[end:], len(ids), check)
-
-    def _control_in(self, written: str) -> Iterator[tuple[int, int, int]]:
-        """The control tokens of a template's text: id, first character, and the one behind it."""
-        for begin in range(0, max(len(written), 1), PIECE):
-            low = max(begin - OVERLAP, 0)
-            found = encoded(self._scanner, written[low : begin + PIECE + OVERLAP], offsets=True)
-            for scanned, (start, stop) in zip(found.ids, found.offsets, strict=True):
-                token_id = self._scanned.get(scanned)
-                if token_id is not None and begin <= low + start < begin + PIECE:
-                    yield token_id, low + start, low + stop
 
     def _between(self, text: str, num_before: int, check: Check) -> list[int]:
         """Token ids of a text with control tokens around it, if it is not the first."""

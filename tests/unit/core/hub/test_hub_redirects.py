@@ -17,7 +17,7 @@ from sluice_core.hub.redirects import RedirectRefused, Redirects, may_lead_to
 from sluice_core.hub.reference import HubModel
 from sluice_core.hub.site import Site
 from sluice_operator.model import hub as operators
-from sluice_operator.model.checkpoint import ModelFacts
+from sluice_operator.model.checkpoint import ModelFacts, Refused
 from unit.operator.model.test_checkpoint import CONFIG
 from unit.worker.hub.hub_server import COMMIT, REPO, TOKEN, Hub, running_hub, safetensors
 
@@ -49,6 +49,8 @@ def _worker(endpoint: str) -> str:
 
 def _operator(endpoint: str) -> str:
     found = operators.read(operators.HubSource(endpoint, REPO, "main", TOKEN), "auto", on_cpu=True)
+    if isinstance(found, Refused):
+        raise CheckpointError(found.message)
     return str(found.commit if isinstance(found, ModelFacts) else found.message)
 
 

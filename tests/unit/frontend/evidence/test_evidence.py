@@ -26,7 +26,8 @@ from sluice_core.wire import FirstToken, Snapshot, StepReport, TokenOut
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.open_tick import Tally
-from sluice_frontend.evidence.recorder import Recorder, RequestTimer, largest_part
+from sluice_frontend.evidence.recorder import Recorder, largest_part
+from sluice_frontend.evidence.requests import RequestTimer
 
 SLO = Slo(ttft_ms=500, itl_ms=50, e2e_ms=1000)
 NO_WAIT = FirstToken(0.0, 0.0, 0.0, 0)
@@ -147,12 +148,12 @@ def test_who_waits_on_and_on_is_over_only_in_the_tick_in_which_the_targets_passe
 def test_only_prompts_without_a_first_token_are_counted_as_pending() -> None:
     recorder = create_recorder()
     first, second = recorder.arrive("a", 0.0, 0.0, 10), recorder.arrive("b", 0.0, 0.0, 5)
-    assert recorder.num_pending_tokens == 15
+    assert recorder.requests.num_pending_tokens == 15
     recorder.first_token(first, 0.1, NO_WAIT)
-    assert recorder.num_pending_tokens == 5
+    assert recorder.requests.num_pending_tokens == 5
     recorder.finish(first, 0.2)
     recorder.drop(second, 0.2, by_server=False)
-    assert recorder.num_pending_tokens == 0
+    assert recorder.requests.num_pending_tokens == 0
 
 
 def test_a_request_within_the_target_at_the_end_of_a_tick_is_not_counted_yet() -> None:
@@ -335,7 +336,10 @@ def test_a_first_token_that_nobody_sees_is_counted_only_if_it_is_late_before(
     if seen_s >= TICK_SECONDS:
         close(recorder, TICK_SECONDS)
     recorder.unseen(timer)
-    assert (list(recorder.pending), recorder.num_pending_tokens) == ([], 0)
+    assert (list(recorder.requests.pending.values()), recorder.requests.num_pending_tokens) == (
+        [],
+        0,
+    )
     recorder.finish(timer, 2.5)
     ticks = close(recorder, 4.0)
     assert (sum(tick.ttft.n for tick in ticks), sum(tick.ttft.over for tick in ticks)) == counted

@@ -54,9 +54,7 @@ def num_held(bodies: Bodies) -> int:
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-async def test_large_bodies_wait_unread_until_there_is_memory(
-    bodies: Bodies, has_length: bool
-) -> None:
+async def test_what_all_hold_is_bounded_and_given_back(bodies: Bodies, has_length: bool) -> None:
     may_end, num_read = asyncio.Event(), 0
 
     async def hold() -> None:

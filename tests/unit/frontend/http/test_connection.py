@@ -346,6 +346,28 @@ def test_a_client_that_leaves_is_noticed_whatever_it_has_sent_behind_its_request
     assert uvloop.run(leave())
 
 
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize(
+    "headers",
+    [[], [("content-length", "9")], [("transfer-encoding", "chunked")], [("x", "chunked")]],
+)
+def test_pieces_of_an_answer_are_framed_as_h11_does(
+    headers: list[tuple[str, str]], method: bytes, version: bytes
+) -> None:
+    sent = []
+    for kind in (h11.Connection, module.Incoming):
+        connection = kind(h11.SERVER)
+        connection.receive_data(b"%s / HTTP/%s\r\nhost: x\r\n\r\n" % (method, version))
+        while connection.next_event() is not h11.PAUSED and connection.our_state is h11.IDLE:
+            pass
+        body = [b"", b"abc", b"", b"defghi"] if method == b"GET" else [b""]
+        start = h11.Response(status_code=200, headers=headers)
+        answer = [start, *(h11.Data(data=each) for each in body), h11.EndOfMessage()]
+        sent.append(b"".join(connection.send(each) or b"" for each in answer))
+    assert sent[0] == sent[1]
+
+
 def taken(sizes: list[int], header: str = "Transfer-Encoding: chunked") -> int:
     """How much is taken of a body in chunks of these sizes, after another one on a connection."""
     incoming, num_bytes = Incoming(h11.SERVER), 0

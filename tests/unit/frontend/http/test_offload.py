@@ -31,15 +31,6 @@ async def test_pieces_of_a_kind_take_turns_in_one_thread(size: int) -> None:
     assert (most, len(threads)) == (1, 1)
 
 
-async def test_small_pieces_pass_beside_large_ones() -> None:
-    queue, may_end = FairQueue(), threading.Event()
-    large = asyncio.create_task(queue.result(LARGE + 1, lambda: may_end.wait(10)))
-    assert await queue.result(LARGE, lambda: "small") == "small"
-    assert not large.done()
-    may_end.set()
-    assert await large
-
-
 @pytest.mark.parametrize("size", [10, INLINE + 1, LARGE + 1])
 async def test_a_refusal_comes_out_of_the_thread_as_it_is(size: int) -> None:
     def refuse() -> None:

@@ -16,7 +16,7 @@ from sluice_core.errors import DeadlineUnreachable, SluiceError
 from sluice_core.ordering import Pace, Terms, arrange
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.openai.protocol import Completion, parse_completion
-from sluice_frontend.serving.forecast import Forecast
+from sluice_frontend.serving.forecast import Forecast, forecast_for
 from sluice_worker.api.service import Service
 from unit.worker.api.test_waiting_memory import create_service
 
@@ -118,8 +118,8 @@ def serving(directory: Path, policy: SchedulingPolicy) -> Service:
     recorder.recent.add_service(2.0)
     for _ in range(4):
         asyncio.run(service.open(asked(), now_s))
-    for timer in list(recorder.pending):
-        recorder._leave(timer)  # they have their first tokens
+    for timer in list(recorder.requests.pending.values()):
+        recorder.requests.leave(timer)  # they have their first tokens
     for _ in range(6):
         asyncio.run(service.open(asked(), now_s - 60.0))
     return service
@@ -164,3 +164,22 @@ def test_who_is_dropped_hears_when_all_that_are_open_would_be_served(
     service.runtime.engine_liveness.serving(now_s)
     service.runtime.shed(now_s)
     assert [error.retry_after_s for error in told] == [4] * 6
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "deadline"])
+def test_a_client_with_nothing_here_waits_for_one_of_each_other_and_not_for_a_crowd(
+    tmp_path: Path, policy: SchedulingPolicy
+) -> None:
+    service = serving(tmp_path, policy)
+    runtime, now_s = service.runtime, time.monotonic()
+
+    def wait_s(client: str) -> float:
+        return forecast_for(
+            runtime.recorder, runtime.live, runtime.backend.num_open, client=client,
+            priority=0, ttft_ms=60_000, prompts=[2], arrival_s=now_s, now_s=now_s,
+        ).place_s(1)  # fmt: skip
+
+    place_s = 2.0 / 4
+    own = {"fcfs": 7, "deadline": 1}[policy]  # its own six are late
+    assert wait_s("") == pytest.approx(own * place_s)
+    assert wait_s("another") == pytest.approx(2 * place_s)

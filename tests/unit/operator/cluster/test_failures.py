@@ -1,4 +1,4 @@
-"""Claims on when failed pods are listed: there may be thousands; an idle object has none new."""
+"""Claims on when failed pods are listed: there may be thousands, and no new one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Requests that `--max-num-queued-tokens` refuses are booked to what those before them are at."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -101,3 +102,35 @@ def test_lengths_are_booked_for_each_prompt(tmp_path: Path) -> None:
         generation.handed_over(Arrived(choice, token, at_cap=False, at_s=1.0), "length", 1.0)
     booked = service.runtime.stats.histograms["request_max_num_generation_tokens"]
     assert (sum(booked.counts), booked.total) == (3, 3.0)
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [ServerConfig(max_num_queued_reqs=4), ServerConfig(max_num_queued_tokens=12)],
+    ids=["sequences", "tokens"],
+)
+def test_a_full_queue_takes_a_client_with_less_than_its_part_for_the_newest_of_another(
+    tmp_path: Path, bound: ServerConfig
+) -> None:
+    service = create_service(tmp_path, bound)
+    service.runtime.live = msgspec.structs.replace(service.runtime.live, max_num_seqs=1)
+    asked = parse_completion(BODY)
+
+    def fill(client: str) -> int:
+        """How many of it are taken."""
+        for number in range(20):
+            try:
+                asyncio.run(service.open(replace(asked, client=client), 0.0))
+            except QueueFull:
+                return number
+        return 20
+
+    first = fill("a")
+    assert first == (5 if bound.max_num_queued_reqs == 4 else 4)
+    second = fill("b")
+    assert second == 2, "a half of what may wait"
+    assert len(service.client._dropped) >= 2
+    dropped = [service.client._sinks[name] for name in service.client._dropped]
+    assert {sink.choice.timer.client for sink in dropped} == {"a"}  # type: ignore[attr-defined]
+    assert fill("a") == 0
+    assert fill("c") == 1

@@ -1,6 +1,9 @@
 """A large text: refused by its length where it cannot fit, cut before it is tokenised, in turn."""
 
+import asyncio
 import json
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import ContextLengthExceeded
 from sluice_frontend.config import ServerConfig
+from sluice_frontend.http.offload import LARGE, FairQueue
 from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.service import Service
 from sluice_worker.base.config import EngineConfig, WorkerConfig
@@ -139,3 +143,40 @@ async def test_a_text_is_read_no_further_than_the_window(
     with pytest.raises(ContextLengthExceeded, match="at least"):
         await service.open(parse_completion(json.dumps({"prompt": text}).encode()), 0.0)
     assert READY.max_model_len < sum(seen) < len(text) / 2
+
+
+async def test_large_texts_are_tokenised_one_at_a_time_and_small_ones_beside_them() -> None:
+    begun, has_begun, may_end = list[str](), threading.Event(), threading.Event()
+    turns, threads = FairQueue(), set()
+
+    def work(name: str) -> None:
+        begun.append(name)
+        has_begun.set()
+        threads.add(threading.get_ident())
+        may_end.wait(10)
+
+    large = [
+        asyncio.create_task(turns.result(LARGE + 1, partial(work, name)))
+        for name in ("first", "second")
+    ]
+    assert await asyncio.to_thread(has_begun.wait, 10)
+    assert await turns.result(LARGE, lambda: "small") == "small"
+    assert begun == ["first"]
+    may_end.set()
+    await asyncio.gather(*large)
+    assert begun == ["first", "second"]
+    assert len(threads) == 1  # each thread that had one would keep its memory
+
+
+async def test_large_bodies_have_turns_from_their_parsing_to_their_submission(
+    tmp_path: Path,
+) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    async with service.turn(LARGE + 1):
+        async with service.turn(LARGE):
+            pass  # beside it
+        other = asyncio.create_task(service.turn(LARGE + 1).__aenter__())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not other.done()
+    await other

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sluice_core.errors import SluiceError
@@ -13,11 +12,11 @@ from sluice_core.wire import EngineLimits, Ready, Snapshot
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 
-from .asked import Asked
-from .engines import EngineLoad
+from ..count.outside import OutsideModel
+from ..engine.engines import EngineLoad
+from ..request.asked import Asked
 from .flight import Books, Flight
-from .outside import OutsideModel
-from .patience import Owed, Patience
+from .progress import Progress
 from .queue import Queue
 
 KV_PARTS = 1000
@@ -25,8 +24,6 @@ KV_PARTS = 1000
 MOST_TIMERS = 1024
 """Sequences of one request that are timed: a list of inputs may be very long."""
 FULL_KV = 0.95
-UNKNOWN_WINDOW = 1
-"""Of `Ready`, from an engine that does not tell its window."""
 
 
 class GateBackend:
@@ -40,9 +37,7 @@ class GateBackend:
         self.queue = Queue(limits, self._pace)
         self.outside = OutsideModel()
         self.load = EngineLoad()
-        self.patience = Patience()
-        self._num_pieces = 0
-        self._piece_s = -math.inf
+        self.progress = Progress(lambda: self.flights)
         self._busy_since_s = math.inf
         self.on_limits: list[Callable[[EngineLimits], None]] = []
         self._ledger = ledger
@@ -53,11 +48,6 @@ class GateBackend:
     @property
     def num_open(self) -> int:
         return len(self._flights)
-
-    @property
-    def unreadable(self) -> Counter[str]:
-        """Numbers of the engine that were left out, by their source."""
-        return self._ledger().stats.unreadable
 
     @property
     def books(self) -> Books:
@@ -90,13 +80,16 @@ class GateBackend:
         self.pump()
         return flight
 
-    def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> None:
-        """A token of one of its sequences was handed over."""
+    def token(
+        self, flight: Flight, index: int, now_s: float, num: int = 1, *, is_drafted: bool
+    ) -> None:
+        """`num` tokens of one of its sequences were handed over together."""
         tick, books = self._ledger().recorder.ticks.open, self.books
-        tick.generated_tokens += 1
-        tick.decodes += 1
+        tick.generated_tokens += num
+        tick.decodes += num
         before = books.num_prefilling
         gap_s = books.token(flight, index, now_s, is_drafted=is_drafted)
+        flight.timers[index].num_tokens += num - 1
         if gap_s is not None:
             self.outside.gap(1e3 * gap_s, books.running, now_s)
         elif books.num_prefilling < before and flight.admitted_s is not None:
@@ -107,10 +100,11 @@ class GateBackend:
 
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
-        self.stepped(now_s)
-        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.work.is_stream
+        self.progress.stepped(now_s)
+        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.first_seen
         if is_unseen:
             tick.generated_tokens += num_tokens or 0
+        if is_unseen or not flight.work.is_stream:
             tick.prefill_tokens += flight.prompt_tokens
         for timer in flight.timers:
             if is_unseen:
@@ -162,49 +156,6 @@ class GateBackend:
             if not flight.turn.done():
                 flight.turn.set_result(None)
         self.see()
-
-    # -- the engine's progress
-
-    def stepped(self, now_s: float) -> None:
-        """The engine has done a part of its work."""
-        self._num_pieces += 1
-        self._piece_s = now_s
-
-    def heard(self, flight: Flight, data: bytes, now_s: float) -> None:
-        """A piece of its answer came, and goes to its client now: `is_held_up` is true until the
-        client has read. A comment (llama.cpp's pings) comes from a timer, also while it hangs."""
-        flight.is_held_up = True
-        if data.startswith(b":"):
-            return
-        if not flight.has_answered:
-            began_s = flight.admitted_s or now_s
-            self.patience.learn(now_s - max(began_s, self._piece_s), self._unanswered())
-            flight.has_answered = True
-        self.stepped(now_s)
-
-    def owed(self, *, counts_steps: bool) -> Owed:
-        """What the engine owes now. Answers in one piece show no progress, unless the engine's own
-        counter does (`counts_steps`)."""
-        is_seen = counts_steps and self.load.tokens is not None
-        is_due = any(
-            flight.admitted_s is not None
-            and not flight.is_held_up
-            and (is_seen or flight.work.is_stream)
-            for flight in self.flights
-        )
-        return Owed(self._num_pieces, is_due, self.patience.allowance_s(self._unanswered()))
-
-    def _unanswered(self) -> list[int]:
-        """Tokens of the prompts that the engine may be computing: estimated, so at most a whole
-        window each where it is known."""
-        told = self.ready.max_model_len if self.ready else UNKNOWN_WINDOW
-        most = math.inf if told == UNKNOWN_WINDOW else told
-        return [
-            int(min(tokens, most))
-            for flight in self.flights
-            if flight.admitted_s is not None and not flight.has_answered
-            for tokens in flight.work.prompts
-        ]
 
     # -- what the engine and this queue hold
 

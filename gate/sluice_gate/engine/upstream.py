@@ -2,26 +2,29 @@
 
 import asyncio
 import logging
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 from sluice_core.bounded import Numbers
 from sluice_core.errors import EngineDied, timestamp
+from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.health import Liveness
 from sluice_frontend.http.guards import ASKED_ID
 from starlette.datastructures import Headers
 from starlette.types import Scope
 from yarl import URL
 
-from .config import GateConfig
+from ..request.headers import for_engine
 from .engines import EngineLoad, load_of
-from .headers import for_engine
+from .flags import EngineFlags
 from .patience import Owed
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,13 @@ SCRAPE_S = 5.0
 """Most seconds for an engine's metrics, model list, or a load."""
 SHOW_S = 5.0
 """Seconds between two looks for Ollama's model: it reads the model's header each time."""
-READ_BYTES = 1 << 16
+READ_BYTES = 1 << 15
+"""Twice as much of an answer that its client does not read is kept, and what one read brings."""
+SOCKET_BYTES = 1 << 16
+"""Of the kernel's receive buffer, which bounds a read, and is this container's memory as well.
+Linux doubles it, and would let it grow to 6 MiB."""
+HEADER_BYTES = 1 << 16
+"""Most bytes of one header of an engine's answer."""
 MAX_PAGE_BYTES = 2 << 20
 """Most bytes of an engine's metrics, or of what it says of itself."""
 
@@ -69,9 +78,15 @@ class Upstream:
     look at its metrics, the text of which is `metrics`. `unreadable` counts the numbers that were
     left out, by source."""
 
-    def __init__(self, config: GateConfig, liveness: Liveness, unreadable: Counter[str]) -> None:
-        self._flags, self._model = config.engine, config.server.served_model_name
-        self._has_keys, self._liveness = config.server.has_api_keys, liveness
+    def __init__(
+        self,
+        flags: EngineFlags,
+        server: ServerConfig,
+        liveness: Liveness,
+        unreadable: Counter[str],
+    ) -> None:
+        self._flags, self._model = flags, server.served_model_name
+        self._has_keys, self._liveness = server.has_api_keys, liveness
         self._about, self._scraped = Numbers("about", unreadable), Numbers("metrics", unreadable)
         self.url = self._flags.upstream.rstrip("/")
         self._base = URL(self.url)
@@ -88,12 +103,14 @@ class Upstream:
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
             # A connection for each: llama.cpp ends one after a stream without saying so.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("accept", "content-type", "user-agent"),
             auto_decompress=False,
             read_bufsize=READ_BYTES,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
         )
         return self
 
@@ -108,10 +125,10 @@ class Upstream:
 
     # -- requests
 
-    def request(
-        self, scope: Scope, body: bytes
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """A client's request, at the engine's address, whatever host the client named."""
+    @asynccontextmanager
+    async def request(self, scope: Scope, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A client's request, at the engine's address, whatever host the client named, and the
+        answer, which ends with its connection."""
         base = self._base
         url = URL.build(
             scheme=base.scheme,
@@ -120,13 +137,18 @@ class Upstream:
             query_string=scope["query_string"].decode("ascii"),
             encoded=True,
         )
-        return self.session.request(
+        asked = self.session.request(
             scope["method"],
             url,
             headers=for_engine(Headers(scope=scope), scope["state"][ASKED_ID], self._has_keys),
-            data=body or None,
+            # A large one goes in parts: written whole, it would hold the loop.
+            data=BytesIO(body) if len(body) > READ_BYTES else body or None,
             allow_redirects=False,
         )
+        del body  # the answer may take long
+        async with asked as reply:
+            _end_with_connection(reply)
+            yield reply
 
     def died(self, error: Exception) -> EngineDied:
         """The sentence for a request whose connection to the engine broke."""
@@ -259,3 +281,25 @@ class Upstream:
             async with asked as reply:
                 if reply.status == 404:
                     self.away(f"its model {self._model} is gone")
+
+
+def _end_with_connection(reply: aiohttp.ClientResponse) -> None:
+    """Let nobody wait for an answer whose connection is gone. aiohttp (3.14.5) forgets the reader
+    of one whose chunks are broken: it would wait for ever, and keep its place."""
+    if reply.connection is None or reply.connection.protocol is None:
+        return  # it has all of it
+
+    def ended(closed: asyncio.Future[None]) -> None:
+        content, error = reply.content, None if closed.cancelled() else closed.exception()
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError(f"the connection broke: {error}"))
+
+    if closed := reply.connection.protocol.closed:
+        closed.add_done_callback(ended)
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, proto, _, _ = address
+    made = socket.socket(family, kind, proto)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+    return made

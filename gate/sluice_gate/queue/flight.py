@@ -11,9 +11,9 @@ from sluice_core.errors import SluiceError
 from sluice_core.wire import FirstToken, TokenOut
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
-from sluice_frontend.evidence.recorder import RequestTimer
+from sluice_frontend.evidence.requests import RequestTimer
 
-from .asked import Asked
+from ..request.asked import Asked
 
 EACH_SHARE = 0.05
 """Tokens that may have no chunk of their own, as parts of one character."""
@@ -90,7 +90,6 @@ class Books:
 
     def token(self, flight: Flight, index: int, now_s: float, *, is_drafted: bool) -> float | None:
         """A token of the sequence `index`; its gap in seconds, None for a first one."""
-        index = index if index < len(flight.timers) else 0  # an engine may invent answers
         timer = flight.timers[index]
         is_first = timer.first_s is None
         before_s = timer.last_s
@@ -104,7 +103,7 @@ class Books:
             now_s=now_s,
             in_prefill=in_prefill,
         )
-        if is_first and not flight.first_seen:
+        if is_first and flight.is_prefilling:
             self.num_prefilling -= 1
             self.prefill_ended_s = now_s
         if is_first:

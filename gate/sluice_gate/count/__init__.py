@@ -1,0 +1,1 @@
+"""What an engine's answers tell: tokens, usage, and the law of its steps. Pure."""
