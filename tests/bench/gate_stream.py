@@ -23,8 +23,7 @@ from typing import Any
 
 from bench.gate_cost import resident_mib
 from bench.peers.processes import cpu_seconds, unwind_on_sigterm
-from integration.gate_process import gate_of
-from integration.worker_process import Worker
+from integration.worker_process import Worker, gate_of
 from sluice.numbers import count
 
 ROOT = Path(__file__).parents[2]

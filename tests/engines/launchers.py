@@ -21,8 +21,7 @@ from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.install import Site, gguf, install
 from bench.peers.launch import CannotStart, complaint, environ_of, free_port, inherited
 from bench.peers.variants import MODEL_NAME
-from integration.gate_process import gate_of
-from integration.worker_process import Worker
+from integration.worker_process import Worker, gate_of
 from unit.worker.api.tiny import write_checkpoint
 
 CAPACITY = 8

@@ -3,16 +3,14 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.clients import until
-from integration.worker_process import Worker, listening
+from integration.worker_process import ON_LOOPBACK, Worker, gate_of
 from sluice_frontend.http.guards import Inflight
 from sluice_frontend.process.app import admin_app
 from sluice_frontend.process.server import listening as listening_ports
@@ -22,36 +20,8 @@ from sluice_gate.gate import Gate
 
 TESTS = Path(__file__).parents[1]
 MODELS = b'{"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}'
-ON_LOOPBACK = ("--host", "127.0.0.1", "--port", "0", "--admin-port", "0")
 LIMIT_S = 60.0
 READ_BYTES = 1 << 18
-
-
-@contextmanager
-def gate_of(
-    upstream: str,
-    directory: Path,
-    *flags: str,
-    module: tuple[str, ...] = ("sluice_gate",),
-    environ: Mapping[str, str] | None = None,
-) -> Iterator[Worker]:
-    """`sluice-gate` before the engine at `upstream`, ready; killed on leaving."""
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "gate.log"
-    command = [
-        *(sys.executable, "-m", *module, "--upstream", upstream),
-        *ON_LOOPBACK,
-        *flags,
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stderr=output, env={**os.environ, **(environ or {})})
-    try:
-        gate = listening(process, log)
-        gate.until("/readyz", 200)
-        yield gate
-    finally:
-        process.kill()
-        process.wait()
 
 
 @dataclass(frozen=True)

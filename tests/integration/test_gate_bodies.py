@@ -7,8 +7,8 @@ from io import BytesIO
 from pathlib import Path
 
 import aiohttp
-from integration.gate_process import Call, gate_of, made_up_engine
-from integration.worker_process import Worker
+from integration.gate_process import Call, made_up_engine
+from integration.worker_process import Worker, gate_of
 
 BODY_BYTES, NUM = 32 << 20, 12
 LIMIT_BYTES = (192 << 20) + 7 * BODY_BYTES

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from integration.worker_process import Worker, listening
+from integration.worker_process import Worker, gate_of
 from sluice_cluster.shell import wait_until
 from sluice_core.contract import Evidence, Tick, decode
 
@@ -95,24 +95,10 @@ def engine(respond: Respond) -> Iterator[str]:
             thread.join()
 
 
-@contextmanager
-def gate(upstream: str, folder: Path) -> Iterator[Worker]:
+def gate(upstream: str, folder: Path) -> AbstractContextManager[Worker]:
     """A ready `sluice-gate` with a first-token target that no busy machine misses."""
-    command = [
-        *(sys.executable, "-m", "sluice_gate", "--upstream", upstream, "--engine", "custom"),
-        *("--max-num-seqs", "4", "--host", "127.0.0.1", "--port", "0", "--admin-port", "0"),
-        *("--slo-ttft-ms", "20000"),
-    ]
-    log = folder / "gate.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stderr=output)
-    try:
-        running = listening(process, log)
-        running.until("/readyz", 200)
-        yield running
-    finally:
-        process.kill()
-        process.wait()
+    flags = ("--engine", "custom", "--max-num-seqs", "4", "--slo-ttft-ms", "20000")
+    return gate_of(upstream, folder, *flags)
 
 
 def asked(running: Worker, num: int, *, stream: bool = True) -> list[int]:

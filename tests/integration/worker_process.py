@@ -17,6 +17,7 @@ from unit.worker.api.tiny import write_checkpoint
 
 START_S = 120.0
 POLL_S = 0.05
+ON_LOOPBACK = ("--host", "127.0.0.1", "--port", "0", "--admin-port", "0")
 ENGINE = "sluice_worker.engine.process"
 
 
@@ -112,6 +113,33 @@ def running_worker(
         if ready:
             worker.until("/readyz", 200)
         yield worker
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def gate_of(
+    upstream: str,
+    directory: Path,
+    *flags: str,
+    module: tuple[str, ...] = ("sluice_gate",),
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Worker]:
+    """`sluice-gate` before the engine at `upstream`, ready; killed on leaving."""
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "gate.log"
+    command = [
+        *(sys.executable, "-m", *module, "--upstream", upstream),
+        *ON_LOOPBACK,
+        *flags,
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stderr=output, env={**os.environ, **(environ or {})})
+    try:
+        gate = listening(process, log)
+        gate.until("/readyz", 200)
+        yield gate
     finally:
         process.kill()
         process.wait()

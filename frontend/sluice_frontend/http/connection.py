@@ -239,9 +239,9 @@ class Connection(H11Protocol):
     def _arm_write(self, num_first: int | None = None) -> None:
         """`num_first`: bytes that were unread when the reader first stopped; None: it has now."""
         left = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(
-            self.limits.write_timeout, self._check_read, num_first or left, left
-        )
+        # Readers that stopped together are not cut together: 600 held the loop for half a second.
+        wait_s = self.limits.write_timeout * random.uniform(1, 1.1)  # noqa: S311 - no secret
+        self._write_timer = self.loop.call_later(wait_s, self._check_read, num_first or left, left)
 
     def _check_read(self, num_first: int, num_before: int) -> None:
         """A large answer may take long if the client reads a part of it in each interval."""

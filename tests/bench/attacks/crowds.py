@@ -123,7 +123,7 @@ async def _other(at: Stage, limit_s: float) -> Reply:
     "B",
     "hanging-requests",
     "2,400 POST /tokenize that hang in the engine, from one address",
-    "another address is answered; fewer descriptors than requests",
+    "another address is answered; hardly any request has a connection to the engine too",
 )
 async def hanging(directory: Path) -> Came:
     num, slow = 2400, [Answer(path="/tokenize", hangs=True)]
@@ -138,7 +138,7 @@ async def hanging(directory: Path) -> Came:
         await asyncio.gather(*crowd, return_exceptions=True)
         files = at.gate.end_watch().most_files
         text = f"the other client: {reply.status or 'no answer'}; {files} descriptors"
-        return came(at.gate, reply.status == 200 and files < num, text)
+        return came(at.gate, reply.status == 200 and files < 1.1 * num, text)
 
 
 LONG_TOKEN = event({"choices": [{"index": 0, "text": "x" * 45_000}]})

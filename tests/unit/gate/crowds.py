@@ -11,8 +11,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from integration.worker_process import Worker
-from unit.gate.recording import gate
+from integration.worker_process import Worker, gate_of
 
 SERVICE_S = 0.05
 
@@ -85,7 +84,7 @@ async def made_engine() -> AsyncIterator[Engine]:
 async def both(directory: Path, *flags: str) -> AsyncIterator[tuple[Engine, Worker]]:
     """A made-up engine in this process, and a gate in one of its own."""
     async with made_engine() as engine, AsyncExitStack() as stack:
-        started = gate(directory, engine.url, *flags)
+        started = gate_of(engine.url, directory, *flags)
         running = await asyncio.to_thread(started.__enter__)
         stack.push_async_callback(asyncio.to_thread, started.__exit__, None, None, None)
         yield engine, running

@@ -1,17 +1,12 @@
-"""*Rim*: a made-up engine that records what reaches it, and real gates in front of it."""
+"""*Rim*: a made-up engine that records what reaches it, and a client that sends any bytes."""
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-
-from integration.worker_process import Worker, listening
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}).encode()
 ANSWER = json.dumps(
@@ -83,25 +78,6 @@ def engine() -> Iterator[Engine]:
         finally:
             server.shutdown()
             thread.join()
-
-
-@contextmanager
-def gate(directory: Path, upstream: str, *flags: str) -> Iterator[Worker]:
-    """`sluice-gate` in a process of its own, ready; killed on leaving."""
-    log = directory / "gate.log"
-    command = [
-        *(sys.executable, "-m", "sluice_gate", "--upstream", upstream),
-        *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *flags),
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stderr=output)
-    try:
-        running = listening(process, log)
-        running.until("/readyz", 200)
-        yield running
-    finally:
-        process.kill()
-        process.wait()
 
 
 def exchange(url: str, head: str, body: bytes = b"") -> tuple[int, bytes]:

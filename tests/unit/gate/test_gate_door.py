@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.worker_process import Worker
-from unit.gate.recording import Engine, engine, exchange, gate
+from integration.worker_process import Worker, gate_of
+from unit.gate.recording import Engine, engine, exchange
 
 HOST = "host: gate\r\nconnection: close\r\n"
 
@@ -21,7 +21,7 @@ def made() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def open_gate(made: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with gate(tmp_path_factory.mktemp("open"), made.url) as found:
+    with gate_of(made.url, tmp_path_factory.mktemp("open")) as found:
         yield found
 
 
@@ -29,7 +29,7 @@ def open_gate(made: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def keyed_gate(made: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     directory = tmp_path_factory.mktemp("keyed")
     (directory / "keys").write_text("one\ntwo\n")
-    with gate(directory, made.url, "--api-key-file", str(directory / "keys")) as found:
+    with gate_of(made.url, directory, "--api-key-file", str(directory / "keys")) as found:
         yield found
 
 
@@ -170,7 +170,7 @@ def test_the_engines_own_answers_to_browsers_stay(made: Engine, open_gate: Worke
 
 
 def test_origins_of_the_gate_are_its_flag(made: Engine, tmp_path: Path) -> None:
-    with gate(tmp_path, made.url, '--allowed-origins=["https://page.example"]') as found:
+    with gate_of(made.url, tmp_path, '--allowed-origins=["https://page.example"]') as found:
         headers = {"origin": "https://page.example", "access-control-request-method": "POST"}
         answer = httpx.options(f"{found.url}/v1/completions", headers=headers)
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
@@ -197,7 +197,7 @@ def test_a_compressed_body_goes_as_it_is(made: Engine, open_gate: Worker) -> Non
 
 def test_an_ollama_gets_the_fields_and_routes_of_one_model(made: Engine, tmp_path: Path) -> None:
     flags = ("--engine", "ollama", "--served-model-name", "m")
-    with gate(tmp_path, made.url, *flags) as found:
+    with gate_of(made.url, tmp_path, *flags) as found:
         made.received.clear()
         for path in ("/api/pull", "/api/create", "/api/copy", "/api/push"):
             assert httpx.post(found.url + path, json={"model": "x"}).status_code == 403
