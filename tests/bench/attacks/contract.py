@@ -137,7 +137,7 @@ async def idle_connection(directory: Path) -> Came:
     with stage(directory) as at:
         reader, writer = await asyncio.open_connection(*at.gate.address)
         writer.write(sent)
-        await reader.read(1 << 16)
+        await reader.readuntil(b"}")  # the whole of the first answer
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         try:
@@ -145,7 +145,7 @@ async def idle_connection(directory: Path) -> Came:
             text, ok = f"closed after {loop.time() - start_s:.0f} s", False
         except TimeoutError:
             writer.write(sent)
-            ok = (await reader.read(1 << 16)).startswith(b"HTTP/1.1 200")
+            ok = (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
             text = "answered" if ok else "not answered"
         writer.close()
         return came(at.gate, ok, text)
