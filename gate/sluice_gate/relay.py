@@ -191,7 +191,7 @@ class Answer:
         if any(_NO_TEXT.search(value) for _, value in reply.raw_headers):
             raise RequestFailed("the engine answered with a header that is no text")
         is_plain = "content-encoding" not in reply.headers
-        if reply.status < 300 and is_plain:
+        if reply.status == 200 and is_plain and self.scope["method"] != "HEAD":
             self.framing = FRAMINGS.get(reply.content_type)
         headers = from_engine(reply.raw_headers)
         start = {"type": "http.response.start", "status": reply.status, "headers": headers}

@@ -98,7 +98,7 @@ def keyed(directory: Path) -> tuple[str, str]:
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
     """Wait for it, half a minute at most."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             if told if isinstance(told := holds(), bool) else await told:
                 return

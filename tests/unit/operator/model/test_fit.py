@@ -33,7 +33,7 @@ def test_quantised_weights_of_a_type_that_they_cannot_be_made_of_are_refused() -
 @pytest.mark.parametrize(
     ("changes", "ceiling", "limited_by"),
     [
-        ({}, 243, "VRAM"),
+        ({}, 202, "VRAM"),
         ({"hardware__memory": "3Gi"}, 256, "User"),  # as long as maxNumSeqs is Auto
         ({"batching__maxNumSeqs": 64}, 64, "User"),
         ({"batching__maxNumSeqs": 64, "batching__maxNumBatchedTokens": 32}, 32, "User"),
