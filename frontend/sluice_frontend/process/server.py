@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 from sluice_core.errors import ConfigError, EngineDied
@@ -20,6 +20,7 @@ from ..config import ServerConfig
 from ..http.clients import RESERVE, room_for
 from ..http.connection import Connection, OnCut, connection_class
 from ..http.guards import Inflight
+from ..http.turns import Turns
 from ..serving.admission import MAX_ON_THEIR_WAY, max_open
 from ..serving.backend import Backend
 from ..serving.runtime import Runtime
@@ -88,12 +89,14 @@ class SwappableApp:
     The connections stay, so that no request at that moment is cut off.
     """
 
+    turns: Turns = field(default_factory=Turns)
     app: ASGIApp | None = None
     on_cut: OnCut = lambda reason: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         assert self.app is not None  # before its server accepts anybody
+        await self.turns.take()
         await self.app(scope, receive, send)
 
 
