@@ -22,8 +22,7 @@ CHANGED: Mapping[str, str] = {
     "trailer": "trailers may be dropped (RFC 9110, 6.5.1), and uvicorn cannot send any",
     "x-of-this-connection": "the engine's Connection names it",
     "date": "each server writes its own; they differ by the way through the gate",
-    "vary": "the gate adds Origin, as its answers to browsers differ by it",
-    "x-request-id": "the gate names each request",
+    "x-request-id": "the gate names each request that the engine does not",
     "x-sluice-pod": "the gate says which pod answered",
 }
 """Headers that the gate changes, and why: the table of docs/engines.md."""
