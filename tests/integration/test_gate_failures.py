@@ -159,7 +159,7 @@ CASES: dict[str, tuple[Respond, int, str | None, bool, bool]] = {
         200, "cut", True, True,
     ),
     "no answer": (answers(), 503, "died", True, False),
-    "half a body": (answers(plain(200, b'{"usage":', 900)), 503, "cut", False, False),
+    "half a body": (answers(plain(200, b'{"usage":', 900)), 200, "cut", False, False),
 }  # fmt: skip
 """Answers, what the client gets, how it is counted, whether it asks for a stream, and whether first
 tokens came."""

@@ -146,5 +146,5 @@ def test_the_longest_arguments_that_are_taken_reach_the_pod(
         create_demo(space, engine=engine)
         operator.wait("the Deployment", lambda: space.find("deployments", "demo") is not None)
         pod = space.get("deployments", "demo")["spec"]["template"]["spec"]
-        assert pod["initContainers"][0]["args"] == engine["args"]
+        assert pod["initContainers"][-1]["args"] == engine["args"]
         space.delete("inferenceservices", "demo")

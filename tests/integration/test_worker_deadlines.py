@@ -153,7 +153,7 @@ def test_speculation_shows_in_vllms_metrics_and_not_in_the_text(worker: Worker) 
 def test_more_requests_than_may_run_and_wait_are_refused_before_their_bodies_are_read(
     tmp_path: Path,
 ) -> None:
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n"
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     flags = ("--max-num-seqs", "2", "--max-num-queued-reqs", "3")
     with running_worker(tmp_path, *flags) as worker, ExitStack() as clients:
         address = ("127.0.0.1", httpx.URL(worker.url).port)
