@@ -80,16 +80,19 @@ def test_an_hpa_on_the_deployment_keeps_it_and_the_object_names_it_and_its_right
     autoscale(space, 3)
     operator.await_passes(2)
     assert replicas(space) == 3
-    obey(space)
-    operator.wait(
-        "the object to say so",
-        lambda: space.condition("Reconciling").get("reason") == "ReplicasTaken",
-    )
+
+    def is_said() -> bool:
+        obey(space)  # a write of the operator may have come in between
+        told = space.condition("Reconciling")
+        said = str(told["message"]) if told.get("reason") == "ReplicasTaken" else ""
+        who = "kube-controller-manager sets the replicas of Deployment demo to 3"
+        what = "must name sluice.dev/v1alpha1 InferenceService demo in its scaleTargetRef"
+        return said.startswith(who) and what in said
+
+    operator.wait("the object to say so", is_said)
     operator.await_passes(5)
     assert replicas(space) == 3
-    said = space.condition("Reconciling")["message"]
-    assert said.startswith("kube-controller-manager sets the replicas of Deployment demo to 3")
-    assert "must name sluice.dev/v1alpha1 InferenceService demo in its scaleTargetRef" in said
+    operator.wait("the object to say so still", is_said)
     assert space.events("ReplicasTaken")
     assert (
         space.get("inferenceservices", "demo")["status"]["scaling"]["replicasOwner"] == "External"
