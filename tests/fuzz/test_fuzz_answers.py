@@ -59,7 +59,7 @@ def asked(made: Front, path: str, answer: Answer, *, is_stream: bool) -> Reply:
     gate = made.living()
     made.engine.answers(answer)
     sent = request("POST", path, {"prompt": "a", "messages": [], "stream": is_stream})
-    return asyncio.run(ask(gate.address, sent, limit_s=5))
+    return asyncio.run(ask(gate.address, sent, limit_s=20))
 
 
 def is_told(rest: bytes) -> bool:

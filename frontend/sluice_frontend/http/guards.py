@@ -47,6 +47,7 @@ OPEN_METHODS = ("GET", "HEAD")
 METHODS = (*OPEN_METHODS, "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 ASKED_ID = "request_id"
 """Key in the ASGI scope's state: the id that a request brought or was given."""
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 log = logging.getLogger(__name__)
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
@@ -231,6 +232,9 @@ def _one_form(scope: Scope, host: str) -> Scope:
     if scope["method"] not in METHODS:
         raise MethodNotAllowed(f"the method must be one of {', '.join(METHODS)}")
     target = read_target(scope["raw_path"], scope["query_string"], host)
+    for name, value in scope["headers"]:
+        if _CONTROL.search(value):  # h11 takes them, and others do not
+            raise RequestError(f"the header {name.decode('latin-1')} holds a control character")
     return {"path": target.path, "raw_path": target.raw_path}
 
 

@@ -26,9 +26,17 @@ def for_engine(headers: Headers, request_id: str, has_keys: bool) -> list[tuple[
     dropped = _ASKED | ({"authorization"} if has_keys else set())
     for value in headers.getlist("connection"):
         dropped |= {name.strip().lower() for name in value.split(",")}
-    kept = [(name, value) for name, value in headers.items() if name not in dropped]
+    kept = [(name, _text(value)) for name, value in headers.items() if name not in dropped]
     # Compressed answers could not be counted.
     return [*kept, ("accept-encoding", "identity"), ("x-request-id", request_id)]
+
+
+def _text(value: str) -> str:
+    """A value that goes out as UTF-8, which it was if it can be read so."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def from_engine(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -138,6 +138,21 @@ def test_headers_of_a_connection_end_with_it(made: Engine, open_gate: Worker) ->
     assert made.url.endswith(headers["host"])
 
 
+def test_a_header_with_a_control_character_is_answered_400(made: Engine, open_gate: Worker) -> None:
+    made.received.clear()
+    status, _ = exchange(open_gate.url, f"GET /x HTTP/1.1\r\n{HOST}x-odd: a\x12b\r\n\r\n")
+    assert status == 400
+    assert not made.received
+    assert "Traceback" not in open_gate.log.read_text()
+
+
+def test_a_header_reaches_the_engine_as_its_bytes_are(made: Engine, open_gate: Worker) -> None:
+    made.received.clear()
+    sent = "Grüße".encode().decode("latin-1")
+    exchange(open_gate.url, f"GET /x HTTP/1.1\r\n{HOST}x-title: {sent}\r\n\r\n")
+    assert made.received[0].headers["x-title"] == sent
+
+
 def test_a_request_has_one_id_all_the_way(made: Engine, open_gate: Worker) -> None:
     for sent in ({}, {"x-request-id": "mine"}):
         made.received.clear()
