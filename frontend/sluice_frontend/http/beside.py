@@ -23,8 +23,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
 
 from sluice_core.errors import BodyTooLarge, RequestFailed
+from sluice_core.heap import release_freed
 
-from .offload import keep_little, release_freed
+from .offload import keep_little
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 16

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from sluice_core.heap import release_freed
+
 INLINE = 4096
 """Characters or bytes up to which work is done at once, which costs less than a thread."""
 LARGE = 1 << 16
@@ -43,16 +45,6 @@ def _releasing(work: Callable[[], T]) -> T:
         return work()
     finally:
         release_freed()
-
-
-def release_freed() -> None:
-    """Give freed memory back to the system, where the C library can (glibc).
-
-    It would keep what lies between things that stay.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def keep_little() -> None:

@@ -4,7 +4,6 @@ Limits are read from the process's own cgroup up to the root, and the smallest h
 container the mount shows the container's own cgroup as the root.
 """
 
-import ctypes
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -136,16 +135,6 @@ def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if name not in told:
         found["GLIBC_TUNABLES"] = ":".join(filter(None, (told, f"{name}=1")))
     return found
-
-
-def release_freed() -> None:
-    """Give freed memory back to the system, where the C library can (glibc).
-
-    Packing frees weights between others that stay: a quarter of the model was kept (measured).
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _lines(path: Path) -> list[str]:

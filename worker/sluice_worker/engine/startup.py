@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from sluice_core.contract import MemoryReport, policy_in_force
 from sluice_core.errors import ConfigError, DoesNotFit, UnsupportedModel
+from sluice_core.heap import release_freed
 from sluice_core.latency import MIN_CHUNK_TOKENS, predicted_cap
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.sizing import (
@@ -39,7 +40,7 @@ from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 
 from ..base.config import EngineConfig
-from ..base.resources import Resources, release_freed
+from ..base.resources import Resources
 from ..execution.gpu.capture import graph_sizes
 from ..execution.models.config import DecoderConfig
 from ..execution.models.decoder import Decoder
