@@ -18,11 +18,15 @@ SERVICE_S = 0.05
 
 @dataclass(slots=True)
 class Engine:
-    """It runs all that it gets at once. `most`: the most sequences that it had at once."""
+    """It runs all that it gets at once. `most`: the most sequences that it had at once.
+
+    `num_floods_ended`: floods whose reader is gone.
+    """
 
     url: str = ""
     running: int = 0
     most: int = 0
+    num_floods_ended: int = 0
     alone: list[bool] = field(default_factory=list)
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -54,6 +58,7 @@ class Engine:
                 await reply.write(b'data: {"choices": [{"text": "%s"}]}\n\n' % (b"a" * 65536))
         finally:
             self.running -= 1
+            self.num_floods_ended += 1
 
     async def nothing(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -97,7 +102,7 @@ def keyed(directory: Path) -> tuple[str, str]:
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for it, half a minute at most."""
+    """Wait for it, a minute at most."""
     async with asyncio.timeout(60):
         while True:
             if told if isinstance(told := holds(), bool) else await told:
