@@ -6,11 +6,11 @@ step takes the time that the service's parameters and their noise give.
 """
 
 from collections import deque
-from functools import partial
 from math import inf
 from typing import ClassVar, NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
+from sluice_core.law import Law
 from sluice_core.model.sizing import blocks_for
 from sluice_core.steptime import REFIT_S, StepRecord
 from sluice_core.wire import (
@@ -28,7 +28,7 @@ from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
-from sluice_worker.scheduling.scheduler import ChunkLimit, Scheduler
+from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
@@ -90,8 +90,7 @@ class SimulatedPod:
         self.noise = Noise(params, seed)
         self.profiled = profile_records(params, seed)
         self.times = profile(self.profiled)
-        self._chunk_limit: ChunkLimit = partial(self.times.chunk_limit, slo.itl_ms)
-        self._price_s = partial(self.times.price_s, slo.itl_ms, params.max_num_batched_tokens)
+        self.law = Law(self.times)
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.terminating = False
         self._recorder = self._recording(name, start_s, start_s)
@@ -250,7 +249,7 @@ class SimulatedPod:
         self.inbox.clear()
         if self.params.overload == "Shed" and now_s >= self._shed_s:
             self._shed(now_s)
-        step = self.scheduler.schedule(now_s, self._chunk_limit, price=self._price_s)
+        step = self.scheduler.schedule(now_s, self.law)
         if not step.works:  # for example if all were shed
             return
         kinds = step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens
