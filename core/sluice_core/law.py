@@ -21,12 +21,8 @@ from .steptime import StepTimes
 from .wire import EngineLimits
 
 NOBODY: frozenset[Hashable] = frozenset()
-RESCUED_A_BROKEN = 0.5
-"""Requests in time for which one smooth request may get a late gap."""
 SAFE_GAPS = 1.0
 """Gap targets between the last long step and the first deadline: a late release is late for all."""
-SPARE = 1.1
-"""Factor of the prefill rate that deadlines ask for."""
 MOST_STRETCH = 1.3
 """Most times its mean that a long step is expected to take."""
 LEAST_LONG_TOKENS = 64
@@ -118,13 +114,6 @@ class Law:
         return self._times.price_s(limits.itl_ms, most, decodes, kv_tokens)
 
 
-def need(rate: float, fixed_ms: float, token_ms: float) -> float:
-    """The least chunk that computes `rate` prompt tokens a ms in steps of `fixed_ms` and `token_ms`
-    for each token, with `SPARE`; infinite if none does."""
-    idle = 1 - rate * token_ms
-    return SPARE * rate * fixed_ms / idle if idle > 0 else math.inf
-
-
 class _Step:
     """What the rules read of one step; times in ms from now."""
 
@@ -165,42 +154,36 @@ class _Step:
         """Time until its first token is due."""
         return 1e3 * (prompt.due_s - self.load.now_s)
 
-    def in_time(self, chunk: int, early_ms: float = 0.0) -> list[Prompt]:
-        """Prompts that can be in time in chunks of `chunk`, by deadline; the fewest are left."""
+    def in_time(self, token_ms: float, early_ms: float = 0.0) -> list[Prompt]:
+        """Prompts that can be in time if each token takes so long, by deadline; the fewest are
+        left out."""
         prompts, early_s = self.load.prompts, early_ms / 1e3
-        price_s = (self.now_fixed_ms + self.token_ms * chunk) / chunk / 1e3
         terms = [Terms(p.priority, p.due_s - early_s, p.arrived_s, p.left) for p in prompts]
-        return [prompts[i] for i in arrange(terms, self.load.now_s, Pace(price_s))[0]]
+        return [prompts[i] for i in arrange(terms, self.load.now_s, Pace(token_ms / 1e3))[0]]
 
     @cached_property
     def rescuable(self) -> list[Prompt]:
-        """Those in time in the longest steps."""
-        return self.in_time(self.whole)
+        """Those in time in the longest steps, with time left for a release."""
+        token_ms = self.token_ms + self.now_fixed_ms / self.whole
+        return self.in_time(token_ms, self.safe_ms + self.now_fixed_ms)
 
     @cached_property
     def is_long(self) -> bool:
-        """True if long steps rescue more requests than they break, at their price."""
-        if not self.load.num_decodes or self._need(self._with_deadline) <= self.base:
+        """True if long steps rescue more requests than they break."""
+        if (
+            not self.load.num_decodes
+            or self.is_calm(self._unexpired)
+            or self.is_calm(self.rescuable)
+        ):
             return False
-        chosen = self.in_time(self.whole, self.safe_ms)
-        if self._need(chosen) <= self.base:
-            return False
-        num_broken = sum(gaps.would_break for gaps in self.load.decodes)
-        num_rescued = len(chosen) - len(self.in_time(self.base))
-        return num_rescued > RESCUED_A_BROKEN * num_broken
+        num_rescued = len(self.rescuable) - len(self.in_time(self._short(self.rescuable)[0]))
+        return num_rescued > sum(gaps.would_break for gaps in self.load.decodes)
 
     @property
-    def _with_deadline(self) -> list[Prompt]:
-        known = (p for p in self.load.prompts if self.load.now_s < p.due_s < math.inf)
+    def _unexpired(self) -> list[Prompt]:
+        now_s = self.load.now_s
+        known = (p for p in self.load.prompts if now_s < p.due_s < math.inf)
         return sorted(known, key=lambda prompt: prompt.due_s)
-
-    def _need(self, prompts: list[Prompt]) -> float:
-        """The least chunk that meets the deadlines of all `prompts`, which are in their order."""
-        rate = work = 0.0
-        for prompt in prompts:
-            work += prompt.left
-            rate = max(rate, work / max(self.due_ms(prompt) - self.now_fixed_ms, 1.0))
-        return need(rate, self.now_fixed_ms, self.token_ms)
 
     @cached_property
     def chunk(self) -> int:
@@ -208,14 +191,19 @@ class _Step:
 
     def is_calm(self, prompts: list[Prompt]) -> bool:
         """True if short steps compute all of `prompts` in time, even beside all as decodes."""
-        decodes, kv_tokens = self.joined(prompts)
-        fixed_ms, room = self.fixed_ms(decodes, kv_tokens), self.room(decodes, kv_tokens)
-        price_ms, todo = (fixed_ms + self.token_ms * room) / room, 0
+        token_ms, fixed_ms = self._short(prompts)
+        todo = 0
         for prompt in prompts:
             todo += prompt.left - 1
-            if prompt.left > 1 and todo * price_ms > self.due_ms(prompt) - 2 * fixed_ms:
+            if prompt.left > 1 and todo * token_ms > self.due_ms(prompt) - 2 * fixed_ms:
                 return False
         return True
+
+    def _short(self, prompts: list[Prompt]) -> tuple[float, float]:
+        """Time of a prompt token in short steps beside all of `prompts` as decodes, and of such a
+        step without its chunk."""
+        fixed_ms, room = self.fixed_ms(*self.joined(prompts)), self.room(*self.joined(prompts))
+        return self.token_ms + fixed_ms / room, fixed_ms
 
     def joined(self, prompts: list[Prompt]) -> tuple[int, int]:
         """Decodes and KV tokens once all `prompts` decode too."""
@@ -256,13 +244,14 @@ def _hold(step: _Step) -> Division | None:
 
 
 def _release(step: _Step) -> Division | None:
-    free = [p for p in step.load.prompts if p.key in step.before and p.left <= 1]
-    if not free:
+    held = [p for p in step.load.prompts if p.key in step.before and step.due_ms(p) > 0]
+    if not held:
         return None
-    room_ms = min(map(step.due_ms, free)) - step.safe_ms / 2 - step.now_fixed_ms
+    free = [prompt for prompt in held if prompt.left <= 1]
+    room_ms = min(map(step.due_ms, held)) - step.safe_ms / 2 - step.now_fixed_ms
     beside = step.times.chunk_limit(step.limits.itl_ms, *step.joined(free))
     fits = min(step.chunk, room_ms / step.token_ms, len(free) + max(beside, 0))
-    return Division(min(step.whole, max(len(free), int(fits))))
+    return Division(min(step.whole, max(len(free) or MIN_CHUNK_TOKENS, int(fits))))
 
 
 def _long(step: _Step) -> Division | None:
