@@ -4,7 +4,6 @@ The gate sees no step. So it starts at the ceiling, and fits its step model to g
 """
 
 from dataclasses import replace
-from functools import partial
 
 from msgspec import structs
 from sluice_core.contract import StepModel
@@ -23,12 +22,16 @@ class ForeignPod(SimulatedPod):
     is_profiled = False
     _prompt_ended_s = -1.0
 
+    def _start_model(self) -> StepTimes:
+        return StepTimes()
+
     def _prepare(self, start_s: float) -> None:
         super()._prepare(start_s)
-        self.times = StepTimes()
-        self.recorder.engine.step_model = None
         self._chunk_limit = _no_limit
-        self._price_s = partial(self.times.price_s, None, self.params.max_num_batched_tokens)
+
+    @property
+    def itl_ms(self) -> float | None:
+        return None
 
     def view(self, now_s: float) -> PodView:
         seen = super().view(now_s)
