@@ -23,7 +23,7 @@ class Delays:
             for kind in ("hiccups", "stalls", "first sizes")
         )
         self._met: set[tuple[bool, int]] = set()
-        self._num_stalls = 0
+        self._stall_s = 0.0
         self._stall = self._next_stall()
 
     def ms(self, decodes: int, prefill_tokens: int, step_ms: float, now_s: float) -> float:
@@ -40,7 +40,8 @@ class Delays:
     def _first_ms(self, decodes: int, prefill_tokens: int) -> float:
         if not self._params.first_size_ms:
             return 0.0
-        size = bool(prefill_tokens), bisect_left(_SIZES, decodes + prefill_tokens)
+        rows = decodes + prefill_tokens
+        size = bool(prefill_tokens), rows if prefill_tokens else bisect_left(_SIZES, rows)
         if size in self._met:
             return 0.0
         self._met.add(size)
@@ -56,10 +57,9 @@ class Delays:
         return 1e3 * stalled_s
 
     def _next_stall(self) -> tuple[float, float]:
-        """When it begins, and the seconds that it lasts: one in each `stall_every_s`."""
+        """When it begins, and the seconds that it lasts."""
         params = self._params
         if not params.stall_every_s:
             return inf, 0.0
-        at_s = params.stall_every_s * (self._num_stalls + self._stalls.random())
-        self._num_stalls += 1
-        return at_s, self._stalls.uniform(*params.stall_ms) / 1e3
+        self._stall_s += self._stalls.expovariate(1 / params.stall_every_s)
+        return self._stall_s, self._stalls.uniform(*params.stall_ms) / 1e3

@@ -35,9 +35,10 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     share that an hour adds to every step. Hiccups: `hiccup_ms` more in that share of the steps.
 
     A GPU: `chunk_ms`, which a prompt chunk of any size adds, as only steps without one are CUDA
-    graphs. Stalls: one in each `stall_every_s` (0: none), which lasts from the least to the most of
-    `stall_ms`. `first_size_ms`: what the first step of each size takes more, within a fifth of it,
-    where no size was rehearsed; sizes are those of CUDA graphs, with and without a chunk.
+    graphs. Stalls: about every `stall_every_s` seconds (0: never) nothing happens for a time, from
+    the least to the most of `stall_ms`. `first_size_ms`: what the first step of each size takes
+    more, within a fifth of it, where no size was rehearsed. A step with a chunk is as large as it
+    has tokens, one without is as large as its graph.
     """
 
     kv_tokens: KvTokens

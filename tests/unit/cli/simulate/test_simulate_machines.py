@@ -66,31 +66,40 @@ def test_hiccups_come_in_their_share_of_the_steps_and_last_as_long_as_said() -> 
     assert sum(map(bool, found)) == pytest.approx(400, rel=0.15)
 
 
-@given(st.integers(0, 50), st.sampled_from([1.0, 10.0, 200.0, 3000.0]))
-def test_every_eight_seconds_have_one_stall_in_whatever_steps_it_falls(
-    seed: int, step_ms: float
-) -> None:
+def stalled_ms(seed: int, step_ms: float) -> float:
+    """Delay of 400 s of steps in a row."""
     found, now_s, total_ms = Delays(STALLING, seed), 0.0, 0.0
-    while now_s < 40.0:
+    while now_s < 400.0:
         delay_ms = found.ms(1, 0, step_ms, now_s)
+        assert delay_ms == 0 or delay_ms >= 50
         total_ms += delay_ms
         now_s += (step_ms + delay_ms) / 1e3
-    assert 5 * 50 <= total_ms <= (5 + step_ms / 8000 + 1) * 300
+    return total_ms
+
+
+@given(st.integers(0, 50), st.floats(20, 400))
+def test_a_busy_pod_loses_the_same_time_to_stalls_in_short_steps_and_in_long(
+    seed: int, step_ms: float
+) -> None:
+    """50 stalls of 175 ms; one or the other comes in the last step."""
+    lost_ms = stalled_ms(seed, 20.0)
+    assert lost_ms == pytest.approx(50 * 175, rel=0.6)
+    assert stalled_ms(seed, step_ms) == pytest.approx(lost_ms, abs=600)
 
 
 def test_a_stall_in_idle_time_delays_only_what_is_left_of_it() -> None:
     found = Delays(STALLING, 1)
-    assert found.ms(1, 0, 10.0, 8.0 * 100) <= 300, "not all hundred of them"
+    assert found.ms(1, 0, 10.0, 8.0 * 1000) <= 300, "not all thousand of them"
 
 
 def test_a_pod_at_work_stops_for_its_stalls() -> None:
-    long = [Request(0.0, 16, 5000)]
+    long = [Request(0.0, 16, 10_000)]
     steady, stalling = (SimulatedPod("pod", params, SLO, 8, 1) for params in (CALM, STALLING))
     for pod in (steady, stalling):
-        pod.run(60.0, deque(long))
+        pod.run(90.0, deque(long))
     (quick,), (slow,) = (pod.outcomes()[0] for pod in (steady, stalling))
-    assert 3 * 0.05 <= slow.last_s - quick.last_s <= 4 * 0.3
-    assert slow.num_gaps_over in (3, 4)
+    assert slow.num_gaps_over >= 3
+    assert 0.05 <= (slow.last_s - quick.last_s) / slow.num_gaps_over <= 0.3
     assert quick.num_gaps_over == 0
 
 
@@ -105,12 +114,12 @@ def test_the_first_step_of_each_size_is_slow_and_no_other() -> None:
         (5, 0),
         (7, 0),
         (30, 100),
-        (30, 150),
-        (40, 160),
+        (29, 101),
+        (30, 101),
     ]
     found = delays(params, 1, steps)
     slow = [step for step, ms in zip(steps, found, strict=True) if ms]
-    assert slow == [(4, 0), (2, 2), (5, 0), (30, 100), (40, 160)]
+    assert slow == [(4, 0), (2, 2), (5, 0), (30, 100), (30, 101)]
     assert all(40 <= ms <= 60 for ms in found if ms)
     assert len({ms for ms in found if ms}) == 5
 
