@@ -149,7 +149,7 @@ def _summary(of_cells: dict[Cell, list[Shown]]) -> str:
         if columns:
             ratios = [f"{fmean(c):.2f} ({min(c):.2f})" for c in columns[:4]]
             points = [f"{fmean(c):+.0f} ({min(c):+.0f})" for c in columns[4:]]
-            lines.append([machine, *ratios, *points])
+            lines.append([machine, *ratios, *(points or ["", ""])])
     return _table(head, lines)
 
 
