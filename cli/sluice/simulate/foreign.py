@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from msgspec import structs
 from sluice_core.contract import StepModel
-from sluice_core.latency import NO_LIMIT
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.step import Outcome as BookedToken
@@ -24,10 +23,6 @@ class ForeignPod(SimulatedPod):
 
     def _start_model(self) -> StepTimes:
         return StepTimes()
-
-    def _prepare(self, start_s: float) -> None:
-        super()._prepare(start_s)
-        self._chunk_limit = _no_limit
 
     @property
     def itl_ms(self) -> float | None:
@@ -59,7 +54,3 @@ class ForeignPod(SimulatedPod):
             return None
         self._refitted_s = now_s
         return self.times.refit(now_s)
-
-
-def _no_limit(decodes: int, kv_tokens: int) -> int:
-    return NO_LIMIT

@@ -6,11 +6,11 @@ step takes the time that the service's parameters and their noise give.
 """
 
 from collections import deque
-from functools import partial
 from math import inf
 from typing import ClassVar, NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
+from sluice_core.law import Law
 from sluice_core.model.sizing import blocks_for
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import (
@@ -28,7 +28,7 @@ from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
-from sluice_worker.scheduling.scheduler import ChunkLimit, Scheduler
+from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
@@ -92,8 +92,7 @@ class SimulatedPod:
         self.noise, self.delays = Noise(params, seed), Delays(params, seed)
         self.profiled = profile_records(params, seed)
         self.times = self._start_model()
-        self._chunk_limit: ChunkLimit = partial(self.times.chunk_limit, self.itl_ms)
-        self._price_s = partial(self.times.price_s, self.itl_ms, params.max_num_batched_tokens)
+        self.law = Law(self.times)
         self.terminating = False
         self._recorder = self._recording(name, start_s, start_s)
         self._recorder.ticks.start(epoch, cap, slo)
@@ -260,7 +259,7 @@ class SimulatedPod:
         self.inbox.clear()
         if self.params.overload == "Shed" and now_s >= self._shed_s:
             self._shed(now_s)
-        step = self.scheduler.schedule(now_s, self._chunk_limit, price=self._price_s)
+        step = self.scheduler.schedule(now_s, self.law)
         if not step.works:  # for example if all were shed
             return
         kinds = step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens
