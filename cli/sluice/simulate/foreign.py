@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from msgspec import structs
 from sluice_core.contract import StepModel
-from sluice_core.law import Law
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
-from sluice_core.wire import EngineLimits
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
@@ -23,14 +21,12 @@ class ForeignPod(SimulatedPod):
     is_profiled = False
     _prompt_ended_s = -1.0
 
-    def _prepare(self, start_s: float) -> None:
-        super()._prepare(start_s)
-        self.times = StepTimes()
-        self.recorder.engine.step_model = None
-        self.law = Law(self.times)
+    def _start_model(self) -> StepTimes:
+        return StepTimes()
 
-    def _limits(self) -> EngineLimits:
-        return structs.replace(super()._limits(), itl_ms=None)
+    @property
+    def itl_ms(self) -> float | None:
+        return None
 
     def view(self, now_s: float) -> PodView:
         seen = super().view(now_s)

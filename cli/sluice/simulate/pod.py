@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.law import Law
 from sluice_core.model.sizing import blocks_for
-from sluice_core.steptime import REFIT_S, StepRecord
+from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import (
     TOKEN_BYTES,
     EngineLimits,
@@ -33,6 +33,7 @@ from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
 
+from .delays import Delays
 from .noise import Noise
 from .params import Params
 from .profile import profile, profile_records
@@ -87,11 +88,11 @@ class SimulatedPod:
         seed: int = 0,
     ) -> None:
         self.name, self.params, self.ready_s, self.created_s = name, params, start_s, created_s
-        self.noise = Noise(params, seed)
-        self.profiled = profile_records(params, seed)
-        self.times = profile(self.profiled)
-        self.law = Law(self.times)
         self.cap, self.epoch, self.slo = cap, epoch, slo
+        self.noise, self.delays = Noise(params, seed), Delays(params, seed)
+        self.profiled = profile_records(params, seed)
+        self.times = self._start_model()
+        self.law = Law(self.times)
         self.terminating = False
         self._recorder = self._recording(name, start_s, start_s)
         self._recorder.ticks.start(epoch, cap, slo)
@@ -99,6 +100,10 @@ class SimulatedPod:
         num_blocks = params.kv_tokens // params.block_size
         self._recorder.engine.memory = MemoryReport({}, {}, num_blocks * params.block_size)
         self._prepare(start_s)
+
+    def _start_model(self) -> StepTimes:
+        """What the worker knows of its steps before the first one."""
+        return profile(self.params, self.profiled)
 
     def _prepare(self, start_s: float) -> None:
         params = self.params
@@ -117,9 +122,14 @@ class SimulatedPod:
 
     def _limits(self) -> EngineLimits:
         return EngineLimits(
-            self.epoch, self.cap, self.params.max_num_batched_tokens, self.slo.itl_ms,
+            self.epoch, self.cap, self.params.max_num_batched_tokens, self.itl_ms,
             self.slo.ttft_ms, self.params.order,
         )  # fmt: skip
+
+    @property
+    def itl_ms(self) -> float | None:
+        """The inter-token target that sizes chunks."""
+        return self.slo.itl_ms
 
     @property
     def is_idle(self) -> bool:
@@ -254,6 +264,7 @@ class SimulatedPod:
             return
         kinds = step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens
         step_ms = self.noise.step_ms(self.params.step_ms(*kinds), now_s)
+        step_ms += self.delays.ms(step.num_decodes, step.num_prefill_tokens, step_ms, now_s)
         ends_s = now_s + (step_ms + self.params.between_ms) / 1e3
         self.under_way = UnderWay(step, now_s, step_ms, ends_s)
 
