@@ -124,6 +124,7 @@ class SimulatedPod:
         return EngineLimits(
             self.epoch, self.cap, self.params.max_num_batched_tokens, self.itl_ms,
             self.slo.ttft_ms, self.params.order,
+            self.params.hold_share,
         )  # fmt: skip
 
     @property

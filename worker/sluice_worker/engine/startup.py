@@ -321,6 +321,7 @@ class _Start:
             itl_ms=config.itl_ms,
             ttft_ms=config.ttft_ms,
             policy=policy_in_force(config.scheduling_policy, config.ttft_ms),
+            hold_share=config.hold_share,
         )
 
     def _scheduler(self, plan: MemoryPlan, limits: EngineLimits) -> Scheduler:
