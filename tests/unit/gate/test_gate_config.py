@@ -22,12 +22,13 @@ def test_a_cap_of_the_operator_over_this_engines_capacity_starts_at_the_capacity
 
 def test_all_problems_are_told_at_once() -> None:
     flags = "--port 5 --admin-port 5 --initial-num-seqs 9 --max-num-seqs 2 --overload Shed"
+    flags += " --hold-share 0"
     missing = "--api-key-file /none/keys --engine-admin-key-file /none/key --bogus"
     with pytest.raises(ConfigError) as told:
         parse([*flags.split(), *missing.split()], {})
     assert [problem.split()[0] for problem in told.value.problems] == [
         *("--bogus", "--upstream", "--port", "--initial-num-seqs", "--overload"),
-        *("--api-key-file", "--engine-admin-key-file"),
+        *("--hold-share", "--api-key-file", "--engine-admin-key-file"),
     ]
 
 
