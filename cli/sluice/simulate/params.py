@@ -16,7 +16,6 @@ MOST = 1e9
 NonNegative = Annotated[float, Meta(ge=0, le=MOST)]
 Positive = Annotated[float, Meta(gt=0, le=MOST)]
 Sigma = Annotated[float, Meta(ge=0, le=5)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 KvTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 """A pod's block pool keeps every block in memory, hence the bound."""
