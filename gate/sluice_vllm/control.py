@@ -35,8 +35,7 @@ class Control:
         self._ceiling: int = scheduler.max_num_running_reqs
         self._most_tokens: int = scheduler.max_num_scheduled_tokens
         cap, policy = scheduler.max_num_active_reqs, policy_in_force(None, given.ttft_ms)
-        targets = given.itl_ms, given.ttft_ms, policy, given.hold_share
-        self.limits = EngineLimits(0, cap, self._most_tokens, *targets)
+        self.limits = EngineLimits(0, cap, self._most_tokens, given.itl_ms, given.ttft_ms, policy)
         self.budget = Budget()
         self._order = DeadlineOrder(self.limits)
         self.link = Link(given.socket, self._ready) if given.socket else None

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-from sluice_core.bounded import Share
 from sluice_core.contract import MAX_MS
 
 
@@ -15,16 +13,14 @@ class Settings:
     socket: str | None = None
     itl_ms: float | None = None
     ttft_ms: float | None = None
-    hold_share: float = 1.0
 
 
 def read(environ: Mapping[str, str]) -> Settings:
-    """Raises ValueError with a sentence if a target is no time, or a share is none."""
+    """Raises ValueError with a sentence if a target is no time."""
     return Settings(
         environ.get("SLUICE_GATE_SOCKET") or None,
         _milliseconds("SLUICE_ITL_MS", environ),
         _milliseconds("SLUICE_TTFT_MS", environ),
-        _share("SLUICE_HOLD_SHARE", environ),
     )
 
 
@@ -39,11 +35,3 @@ def _milliseconds(name: str, environ: Mapping[str, str]) -> float | None:
     if not 0 < value <= MAX_MS:
         raise ValueError(f"{name} must be milliseconds above 0, and is {text!r}")
     return value
-
-
-def _share(name: str, environ: Mapping[str, str]) -> float:
-    text = environ.get(name) or "1"
-    try:
-        return msgspec.convert(text, Share, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{name} must be a number from 0 to 1, and is {text!r}") from error

@@ -3,21 +3,17 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from engines.gate import Gate
 from sluice_core.wire import EngineLimits
 from sluice_vllm.control import Control, attach
 from sluice_vllm.settings import Settings
-from unit.gate.crowds import both
-from unit.gate.crowds import until as until_it_holds
 
 CEILING, TOKENS = 32, 512
 Make = Callable[..., tuple["Control", "Scheduler"]]
@@ -246,22 +242,3 @@ def test_without_chunked_prefill_only_the_cap_is_live(gate: Gate, controlled: Ma
     scheduler.come(Request("a", num_tokens=600))
     control.before_step()
     assert (scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens) == (4, TOKENS)
-
-
-async def test_a_share_of_a_hold_comes_from_a_real_gate_and_changes_live(tmp_path: Path) -> None:
-    own = ("--engine", "vllm", "--max-num-seqs", "4", "--engine-socket", str(tmp_path / "s"))
-    async with both(tmp_path, *own, "--slo-ttft-ms", "500", "--hold-share", "0.5") as (_, running):
-        control = Control(Scheduler(), Settings(str(tmp_path / "s")), "0", may_cut=True)
-        assert control.link is not None
-
-        def holds(share: float) -> bool:
-            control.before_step()
-            return control.limits.hold_share == share
-
-        with closing(control.link):
-            await until_it_holds(lambda: holds(0.5))
-            async with httpx.AsyncClient(base_url=running.admin_url) as client:
-                change = {"epoch": 0, "hold_share": 0}
-                answer = await client.patch("/v1/runtime_config", json=change)
-            assert answer.status_code == 200, answer.text
-            await until_it_holds(lambda: holds(0))

@@ -23,7 +23,6 @@ class Stock:
 def test_targets_and_socket_come_from_the_environment() -> None:
     environ = {"SLUICE_GATE_SOCKET": "/run/gate", "SLUICE_ITL_MS": "44", "SLUICE_TTFT_MS": "5e2"}
     assert read(environ) == Settings("/run/gate", 44.0, 500.0)
-    assert read({"SLUICE_HOLD_SHARE": "0.5"}) == Settings(hold_share=0.5)
     assert read({"SLUICE_GATE_SOCKET": "", "SLUICE_ITL_MS": ""}) == Settings()
 
 
@@ -31,12 +30,6 @@ def test_targets_and_socket_come_from_the_environment() -> None:
 def test_a_target_that_is_no_time_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="SLUICE_ITL_MS must be milliseconds"):
         read({"SLUICE_ITL_MS": text})
-
-
-@pytest.mark.parametrize("text", ["-0.1", "1.5", "half", "nan", "[]"])
-def test_a_share_that_is_none_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError, match="SLUICE_HOLD_SHARE must be a number from 0 to 1"):
-        read({"SLUICE_HOLD_SHARE": text})
 
 
 def test_a_known_scheduler_lacks_nothing() -> None:
