@@ -27,6 +27,7 @@ Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
 Finite = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Seconds = NonNegative
+Share = Annotated[float, Meta(ge=0, le=1)]
 StepSeconds = Annotated[float, Meta(ge=0, le=MAX_STEP_S)]
 
 

@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
 
-PATIENCE = 4
+PATIENCE = 8
 """Late jobs wait at most about this many times as long as under first come, first served."""
 ARRANGED_A_STEP = 128
 """Waiting jobs for each step between two full arrangements. In between, newcomers are inserted at

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
-from .ordering import PATIENCE, Job, Line, Pace, Terms
+from .ordering import Job, Line, Pace, Terms
 
 LEARN = 16
 """Divisor: so much of each longer job goes into the expected time. A shorter one sets it: too high
 a price would let others overtake for as long as it is thought to be true."""
 FIRST_PRICE_S = 1e-3
+LATER = 4
+"""Divisor: newcomers begin later by so much of what a share gets meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +156,7 @@ class Shares(Generic[Job]):
         """Newcomers also begin later by a part of what a share gets: an endless row of them, all
         beginning at one point, would go in front of one that has had more for ever."""
         gone_s = max(0.0, now_s - self._from_s)
-        self._from += gone_s * self._num_held / (PATIENCE * max(len(self._shares), 1))
+        self._from += gone_s * self._num_held / (LATER * max(len(self._shares), 1))
         self._from_s = now_s
 
     def _forget(self, client: str, share: _Share[Job]) -> None:

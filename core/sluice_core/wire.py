@@ -22,6 +22,7 @@ from sluice_core.bounded import (
     Finite,
     NonNegative,
     Positive,
+    Share,
     StepSeconds,
     Tokens,
 )
@@ -143,6 +144,7 @@ class EngineLimits(Frame, frozen=True):
     """The live limits, in force from the next step on. The API process has checked them.
 
     `ttft_ms`: deadline of requests without one of their own. `policy`: the order of service.
+    `hold_share`: share of the time to a deadline for which a computed prompt may be held (`law`).
     """
 
     epoch: int
@@ -151,6 +153,7 @@ class EngineLimits(Frame, frozen=True):
     itl_ms: float | None = None
     ttft_ms: float | None = None
     policy: SchedulingPolicy = "fcfs"
+    hold_share: Share = 1.0
 
     def due_s(self, arrived_s: float, ttft_ms: float | None) -> float:
         """When the first token is due to the order. `ttft_ms`: the request's own deadline."""
@@ -293,7 +296,8 @@ class StepReport(Frame, frozen=True):
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
     under interference, see `StepTimes.slowdown`. `prompts`: its scores of prompts; a request's
     last ones come no later than its first token. `admitted`: requests that began.
-    `price_s`: seconds that the order assumes for a prefill token; 0 without an order.
+    `price_s`: seconds that the order assumes for a prefill token; 0 without an order. `is_long`:
+    the law made it longer than the gap target, for first tokens.
     """
 
     tokens: list[TokenOut]
@@ -313,6 +317,7 @@ class StepReport(Frame, frozen=True):
     prompts: list[PromptScores] = []
     admitted: list[str] = []
     price_s: NonNegative = 0.0
+    is_long: bool = False
 
 
 class Finished(Frame, frozen=True):

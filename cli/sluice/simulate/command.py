@@ -23,7 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser, policies: str = POLICIES) -> 
         "--trace", type=Path, required=True, help="JSON lines of ours or Mooncake's, or a CSV"
     )
     parser.add_argument(
-        "--params", type=Path, required=True, help="JSON: a b c d (ms), kv_tokens, cold_start_s"
+        "--params",
+        type=Path,
+        required=True,
+        help="JSON: a b c d (ms), kv_tokens, cold_start_s; noise, hiccup_share, hiccup_ms; of a "
+        "GPU also chunk_ms, stall_every_s, stall_ms (least, most), first_size_ms",
     )
     parser.add_argument("--policy", help=policies, default="sluice")
     parser.add_argument("--slo", help=HELP, default="ttft=1s,itl=100ms")
@@ -31,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser, policies: str = POLICIES) -> 
         "--pod",
         choices=[*PODS],
         default="sluice",
-        help="foreign: an engine with a fixed max_num_batched_tokens, behind a gate",
+        help="foreign: an engine with a fixed max_num_batched_tokens, behind a gate; "
+        "inner: one with our scheduler inside",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON")

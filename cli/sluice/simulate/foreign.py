@@ -4,11 +4,9 @@ The gate sees no step. So it starts at the ceiling, and fits its step model to g
 """
 
 from dataclasses import replace
-from functools import partial
 
 from msgspec import structs
 from sluice_core.contract import StepModel
-from sluice_core.latency import NO_LIMIT
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.step import Outcome as BookedToken
@@ -23,12 +21,12 @@ class ForeignPod(SimulatedPod):
     is_profiled = False
     _prompt_ended_s = -1.0
 
-    def _prepare(self, start_s: float) -> None:
-        super()._prepare(start_s)
-        self.times = StepTimes()
-        self.recorder.engine.step_model = None
-        self._chunk_limit = _no_limit
-        self._price_s = partial(self.times.price_s, None, self.params.max_num_batched_tokens)
+    def _start_model(self) -> StepTimes:
+        return StepTimes()
+
+    @property
+    def itl_ms(self) -> float | None:
+        return None
 
     def view(self, now_s: float) -> PodView:
         seen = super().view(now_s)
@@ -56,7 +54,3 @@ class ForeignPod(SimulatedPod):
             return None
         self._refitted_s = now_s
         return self.times.refit(now_s)
-
-
-def _no_limit(decodes: int, kv_tokens: int) -> int:
-    return NO_LIMIT

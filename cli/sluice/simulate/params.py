@@ -15,6 +15,7 @@ MOST = 1e9
 NonNegative = Annotated[float, Meta(ge=0, le=MOST)]
 Positive = Annotated[float, Meta(gt=0, le=MOST)]
 Sigma = Annotated[float, Meta(ge=0, le=5)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 KvTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 """A pod's block pool keeps every block in memory, hence the bound."""
@@ -31,7 +32,13 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     `between_ms`: from a step's end to the next one's start. `noise`: sigma of each step's
     log-normal factor. Interference: about every `interference_every_s` seconds (0: never) all steps
     take `interference_factor` times as long, for about `interference_mean_s`. `leak_per_hour`: the
-    share that an hour adds to every step.
+    share that an hour adds to every step. Hiccups: `hiccup_ms` more in that share of the steps.
+
+    A GPU: `chunk_ms`, which a prompt chunk of any size adds, as only steps without one are CUDA
+    graphs. Stalls: about every `stall_every_s` seconds (0: never) nothing happens for a time, from
+    the least to the most of `stall_ms`. `first_size_ms`: what the first step of each size takes
+    more, within a fifth of it, where no size was rehearsed. A step with a chunk is as large as it
+    has tokens, one without is as large as its graph.
     """
 
     kv_tokens: KvTokens
@@ -47,10 +54,31 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     interference_mean_s: Positive = 5.0
     interference_factor: Positive = 3.0
     leak_per_hour: NonNegative = 0.0
+    hiccup_share: Share = 0.0
+    hiccup_ms: NonNegative = 60.0
+    chunk_ms: NonNegative = 0.0
+    stall_every_s: NonNegative = 0.0
+    stall_ms: tuple[NonNegative, NonNegative] = (50.0, 300.0)
+    first_size_ms: NonNegative = 0.0
     min_replicas: Count = 1
     max_replicas: Count = 1
     overload: Overload = "Queue"
     order: SchedulingPolicy = "fcfs"
+
+    @property
+    def has_graphs(self) -> bool:
+        """True if only steps without a prompt chunk are CUDA graphs."""
+        return self.chunk_ms > 0
+
+    @property
+    def has_delays(self) -> bool:
+        """True if single steps take longer than their mean and its noise."""
+        return any((self.hiccup_share, self.stall_every_s, self.first_size_ms))
+
+    def step_ms(self, decodes: float, kv_tokens: float, prefill_tokens: float) -> float:
+        """Mean time of a step, in which a chunk costs its launch as well."""
+        launch_ms = self.chunk_ms if prefill_tokens else 0.0
+        return super().step_ms(decodes, kv_tokens, prefill_tokens) + launch_ms
 
     def limits(self) -> CapLimits:
         """The bounds of the tuner."""

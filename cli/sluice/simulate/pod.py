@@ -6,13 +6,13 @@ step takes the time that the service's parameters and their noise give.
 """
 
 from collections import deque
-from functools import partial
 from math import inf
 from typing import ClassVar, NamedTuple
 
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
+from sluice_core.law import Law
 from sluice_core.model.sizing import blocks_for
-from sluice_core.steptime import REFIT_S, StepRecord
+from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import (
     TOKEN_BYTES,
     EngineLimits,
@@ -28,11 +28,12 @@ from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
-from sluice_worker.scheduling.scheduler import ChunkLimit, Scheduler
+from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
 
+from .delays import Delays
 from .noise import Noise
 from .params import Params
 from .profile import profile, profile_records
@@ -87,12 +88,11 @@ class SimulatedPod:
         seed: int = 0,
     ) -> None:
         self.name, self.params, self.ready_s, self.created_s = name, params, start_s, created_s
-        self.noise = Noise(params, seed)
-        self.profiled = profile_records(params, seed)
-        self.times = profile(self.profiled)
-        self._chunk_limit: ChunkLimit = partial(self.times.chunk_limit, slo.itl_ms)
-        self._price_s = partial(self.times.price_s, slo.itl_ms, params.max_num_batched_tokens)
         self.cap, self.epoch, self.slo = cap, epoch, slo
+        self.noise, self.delays = Noise(params, seed), Delays(params, seed)
+        self.profiled = profile_records(params, seed)
+        self.times = self._start_model()
+        self.law = Law(self.times)
         self.terminating = False
         self._recorder = self._recording(name, start_s, start_s)
         self._recorder.ticks.start(epoch, cap, slo)
@@ -100,6 +100,10 @@ class SimulatedPod:
         num_blocks = params.kv_tokens // params.block_size
         self._recorder.engine.memory = MemoryReport({}, {}, num_blocks * params.block_size)
         self._prepare(start_s)
+
+    def _start_model(self) -> StepTimes:
+        """What the worker knows of its steps before the first one."""
+        return profile(self.params, self.profiled)
 
     def _prepare(self, start_s: float) -> None:
         params = self.params
@@ -118,9 +122,14 @@ class SimulatedPod:
 
     def _limits(self) -> EngineLimits:
         return EngineLimits(
-            self.epoch, self.cap, self.params.max_num_batched_tokens, self.slo.itl_ms,
+            self.epoch, self.cap, self.params.max_num_batched_tokens, self.itl_ms,
             self.slo.ttft_ms, self.params.order,
         )  # fmt: skip
+
+    @property
+    def itl_ms(self) -> float | None:
+        """The inter-token target that sizes chunks."""
+        return self.slo.itl_ms
 
     @property
     def is_idle(self) -> bool:
@@ -250,11 +259,12 @@ class SimulatedPod:
         self.inbox.clear()
         if self.params.overload == "Shed" and now_s >= self._shed_s:
             self._shed(now_s)
-        step = self.scheduler.schedule(now_s, self._chunk_limit, price=self._price_s)
+        step = self.scheduler.schedule(now_s, self.law)
         if not step.works:  # for example if all were shed
             return
         kinds = step.num_decodes, step.num_kv_tokens, step.num_prefill_tokens
         step_ms = self.noise.step_ms(self.params.step_ms(*kinds), now_s)
+        step_ms += self.delays.ms(step.num_decodes, step.num_prefill_tokens, step_ms, now_s)
         ends_s = now_s + (step_ms + self.params.between_ms) / 1e3
         self.under_way = UnderWay(step, now_s, step_ms, ends_s)
 
@@ -285,7 +295,7 @@ class SimulatedPod:
         if timer.first_s is None:
             self.recorder.first_token(timer, now_s, sequence.time_spent(now_s))
         else:
-            self.recorder.next_token(timer, now_s, at_cap=step.at_cap)
+            self.recorder.next_token(timer, now_s, at_cap=step.at_cap, in_prefill=step.is_long)
         if outcome.finish_reason is not None:
             self.recorder.finish(timer, now_s)
             self.done.append(self.open.pop(sequence.request_id))

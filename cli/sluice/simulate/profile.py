@@ -16,26 +16,42 @@ LONG = 4096
 
 def profile_records(params: Params, seed: int) -> list[StepRecord]:
     """The dummy steps of the worker's `startup`: nine, each the quicker of two with their noise."""
-    shapes = ((1, 32), (8, 32), (8, 512), (32, 32), (1, 512))
-    decodes = [
-        (n, n * context, 0) for n, context in ((min(n, params.ceiling), kv) for n, kv in shapes)
-    ]
-    small, large = (min(n, params.max_num_batched_tokens) for n in (32, 128))
-    chunks = [(0, kv, n) for n in (small, large) for kv in (n, LONG)]
     chance = Random(f"profile {seed}")  # noqa: S311 - a simulation
     return [
         StepRecord(
             0.0,
             *shape,
-            params.step_ms(*shape) * min(exp(params.noise * chance.gauss()) for _ in range(2)),
+            _dummy_ms(params, *shape) * min(exp(params.noise * chance.gauss()) for _ in range(2)),
         )
-        for shape in decodes + chunks
+        for shape in _shapes(params)
     ]
 
 
-def profile(records: list[StepRecord]) -> StepTimes:
+def _shapes(params: Params) -> list[tuple[int, int, int]]:
+    """(decodes, KV tokens, prompt tokens) of each dummy step, as on a CPU or with graphs."""
+    decodes = [(1, 32), (8, 32), (8, 512), (32, 32), (1, 512)]
+    prompts = [32, 128]
+    if params.has_graphs:
+        decodes.append((32, 1024))
+        prompts.append(1024)
+    most = params.max_num_batched_tokens
+    chunks = [(0, min(n, most), min(n, most)) for n in prompts]
+    if not params.has_graphs:
+        chunks += [(0, LONG, min(n, most)) for n in prompts]
+    sizes = ((min(n, params.ceiling), context) for n, context in decodes)
+    return [(n, n * context, 0) for n, context in sizes] + chunks
+
+
+def _dummy_ms(params: Params, decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
+    """Mean time of a dummy step. The worker times all of them before it has captured a graph, so
+    that those of decodes are launched operation by operation as well."""
+    eager_ms = 0.0 if prefill_tokens else params.chunk_ms
+    return params.step_ms(decodes, kv_tokens, prefill_tokens) + eager_ms
+
+
+def profile(params: Params, records: list[StepRecord]) -> StepTimes:
     """The step model that a worker starts with."""
-    times = StepTimes()
+    times = StepTimes(has_graphs=params.has_graphs)
     times.set_profile(records)
     return times
 

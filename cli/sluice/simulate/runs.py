@@ -9,6 +9,7 @@ from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner import CapLimits, Decision, Observation, Past, Targets, decide
 
 from .foreign import ForeignPod
+from .inner import InnerPod
 from .params import Params, ParamsError
 from .pod import SimulatedPod
 from .score import score
@@ -18,7 +19,7 @@ from .world import World
 Result = dict[str, Any]
 Watch = Callable[[str, World], None]
 """Called after each virtual slice with policy (`sluice`, `deadline` or `fixed:8`) and world."""
-PODS = {"sluice": SimulatedPod, "foreign": ForeignPod}
+PODS = {"sluice": SimulatedPod, "foreign": ForeignPod, "inner": InnerPod}
 POLICIES = "sluice, deadline, fixed:N, fixed:max"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from sluice_core import sketch
 from sluice_core.contract import SMOOTH_SHARE
+from sluice_operator.tuner import Targets
 
 from sluice.measure.client import quantile
 
@@ -16,17 +17,17 @@ from .world import World
 def score(world: World) -> dict[str, Any]:
     """Shares are of all arrivals; a request that was refused or never ended counts as missed.
 
-    `goodput_rps`: good requests over the time until the last answer. `gpu_seconds_per_1k_tokens`:
-    seconds of all pods, cold starts too. First tokens: of admitted requests; those that still wait
-    count with their age; None if unknown. `last_cap_change_s`: 0 without any.
+    `goodput_rps` and `tokens_per_s`: good requests and tokens over the time until the last answer.
+    `gpu_seconds_per_1k_tokens`: seconds of all pods, cold starts too. First tokens: of admitted
+    requests; those that still wait count with their age; None if unknown. `last_cap_change_s`: 0
+    without any.
     """
     pods, totals, targets = world.pods + world.gone, world.totals, world.targets
-    ended, going = zip(*(pod.outcomes() for pod in pods), strict=True)
-    done, waiting = (list(chain.from_iterable(part)) for part in (ended, going))
+    done, waiting = _outcomes(world)
     arrivals, tokens = len(world.trace), sum(job.num_tokens for job in done)
-    whole = [job for job in done if 1e3 * (job.last_s - job.t_s) <= (targets.e2e_ms or inf)]
+    whole = _whole(done, targets)
     limit_ms = targets.ttft_ms or inf
-    good, smooth = _good_and_smooth(whole, limit_ms, targets.itl_ms or inf)
+    good, smooth = shares(world)
     last_s = max((job.last_s for job in done), default=world.now)
     first_s = [(job.first_s if job.first_s < inf else world.now, job.t_s) for job in done + waiting]
     ttft_ms = [1e3 * (first - arrived) for first, arrived in first_s]
@@ -35,12 +36,14 @@ def score(world: World) -> dict[str, Any]:
         "requests": arrivals,
         "finished": len(done),
         "refused": sum(pod.num_refused for pod in pods) + world.num_lost,
-        "good_share": good / arrivals,
-        "smooth_share": smooth / arrivals,
-        "goodput_rps": good / last_s if last_s else 0.0,
+        "good_share": good,
+        "smooth_share": smooth,
+        "goodput_rps": good * arrivals / last_s if last_s else 0.0,
+        "tokens_per_s": tokens / last_s if last_s else 0.0,
         "gpu_seconds_per_1k_tokens": 1000 * world.pod_seconds / tokens if tokens else None,
         "cap_changes": len(world.cap_changes),
         "replica_changes": len(world.replica_changes),
+        "p50_ttft_ms": quantile(ttft_ms, 0.5),
         "p99_ttft_ms": quantile(ttft_ms, 0.99),
         "longest_ttft_ms": max(ttft_ms, default=None),
         "p99_itl_ms": sketch.quantile_ms(totals.sketch, 0.99),
@@ -52,6 +55,28 @@ def score(world: World) -> dict[str, Any]:
         **_caps(world),
         "simulated_s": world.now,
     }
+
+
+def shares(world: World, before_s: float = inf) -> tuple[float, float]:
+    """The good and the smooth share of what arrives before `before_s`; 0 where nothing does."""
+    arrivals = sum(request.t_s < before_s for request in world.trace)
+    if not arrivals:
+        return 0.0, 0.0
+    targets, (done, _) = world.targets, _outcomes(world)
+    jobs = [job for job in _whole(done, targets) if job.t_s < before_s]
+    good, smooth = _good_and_smooth(jobs, targets.ttft_ms or inf, targets.itl_ms or inf)
+    return good / arrivals, smooth / arrivals
+
+
+def _outcomes(world: World) -> tuple[list[Outcome], list[Outcome]]:
+    """Requests of all pods that ended, and those that are still open."""
+    ended, going = zip(*(pod.outcomes() for pod in world.pods + world.gone), strict=True)
+    return list(chain.from_iterable(ended)), list(chain.from_iterable(going))
+
+
+def _whole(done: list[Outcome], targets: Targets) -> list[Outcome]:
+    """Those that ended in time."""
+    return [job for job in done if 1e3 * (job.last_s - job.t_s) <= (targets.e2e_ms or inf)]
 
 
 def _good_and_smooth(jobs: list[Outcome], ttft_ms: float, itl_ms: float) -> tuple[int, int]:

@@ -6,7 +6,6 @@ from random import Random
 from typing import Protocol
 
 from sluice_core.contract import Slo
-from sluice_core.steptime import StepTimes
 from sluice_operator.tuner import Targets
 
 from .params import Params
@@ -44,7 +43,8 @@ class World:
         self.params, self.targets, self.trace, self.policy = params, targets, trace, policy
         self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
         self.now, self.epoch = 0.0, 1
-        first = profile(profile_records(params, seed)) if pod_type.is_profiled else StepTimes()
+        records = profile_records(params, seed) if pod_type.is_profiled else []
+        first = profile(params, records)
         self.cap = policy.first_cap or first_cap(first, self.slo, params.ceiling)
         self.first_cap = self.cap
         self.cap_changes: list[tuple[float, int]] = []

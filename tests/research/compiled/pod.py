@@ -46,8 +46,10 @@ class CannotCompile(RuntimeError):
 
 
 def quickest(params: Params, trace: Sequence[Request]) -> type[SimulatedPod]:
-    """`CompiledPod` where it does what `SimulatedPod` would: no prefixes, no shedding, and g++."""
+    """`CompiledPod` where it does what `SimulatedPod` would: no prefixes, no shedding, no delays of
+    single steps, no launch, and g++."""
     is_plain = params.overload == "Queue" and not any(request.prefix for request in trace)
+    is_plain = is_plain and not (params.has_graphs or params.has_delays)
     return CompiledPod if is_plain and library() is not None else SimulatedPod
 
 

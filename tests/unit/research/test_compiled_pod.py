@@ -192,13 +192,15 @@ def test_whole_runs_score_alike(
     assert results[0] == results[1]
 
 
-def test_prefixes_shedding_and_a_missing_compiler_are_left_to_the_python_pod(
+def test_prefixes_shedding_delays_and_a_missing_compiler_are_left_to_the_python_pod(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plain, shared = [Request(0.0, 10, 10)], [Request(0.0, 10, 10, ("p",), 10)]
     assert quickest(SMALL, plain) is CompiledPod
     assert quickest(SMALL, shared) is SimulatedPod
     assert quickest(msgspec.structs.replace(SMALL, overload="Shed"), plain) is SimulatedPod
+    for name in ("chunk_ms", "hiccup_share", "stall_every_s", "first_size_ms"):
+        assert quickest(msgspec.structs.replace(SMALL, **{name: 1.0}), plain) is SimulatedPod
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.library.cache_clear()

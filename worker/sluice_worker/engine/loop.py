@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sluice_core.contract import StepModel
+from sluice_core.law import Law
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import (
     Abort,
@@ -53,6 +54,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.times = times
+        self._law = Law(times)
         self._clock = clock
         self.num_steps = 0
         self._refitted_at, self._learnt_at = 0.0, clock()
@@ -92,9 +94,8 @@ class Engine:
         started = self._clock()
         step = self.scheduler.schedule(
             started,
-            self._chunk_limit,
+            self._law,
             self._growth,
-            self._price_s,
             is_ahead=self.runner.is_ahead,
         )
         self.runner.clear(self.scheduler.cache.take_dirty())
@@ -145,14 +146,6 @@ class Engine:
         return SpeculationTotals(
             counters.num_drafts, counters.draft_tokens, counters.accepted_by_position
         )
-
-    def _chunk_limit(self, decodes: int, kv_tokens: int) -> int:
-        return self.times.chunk_limit(self.scheduler.limits.itl_ms, decodes, kv_tokens)
-
-    def _price_s(self, decodes: int, kv_tokens: int) -> float:
-        limits = self.scheduler.limits
-        most = limits.max_num_batched_tokens
-        return self.times.price_s(limits.itl_ms, most, decodes, kv_tokens)
 
     def _growth(self, decodes: int, kv_tokens: int, drafted: int) -> float:
         model = self.times.model
@@ -224,6 +217,7 @@ class Engine:
             prompts=[*_take_prompt_scores(step)],
             admitted=[*step.admitted],
             price_s=self.scheduler.price_s,
+            is_long=step.is_long,
         )
 
     def _failures(self, outcomes: list[Outcome]) -> list[Finished]:

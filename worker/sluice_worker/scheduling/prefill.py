@@ -3,7 +3,7 @@
 A step admits only sequences within its budget: others would hold blocks for nothing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Set
 from collections.abc import Sequence as Seq
 
 from .kv_cache import KvCache
@@ -100,12 +100,17 @@ class Admission:
 
 
 def chunks(
-    prefills: Iterable[Sequence], budget: int, num_scored: int, cache: KvCache
+    prefills: Seq[Sequence],
+    budget: int,
+    num_scored: int,
+    cache: KvCache,
+    held: Set[Hashable] = frozenset(),
 ) -> Iterator[StepWork]:
     """Prefill of `budget` tokens, in the order of `prefills`.
 
     The first computes a prefix that several lack; the others find it in the next step. Bursts often
-    share one system prompt. `num_scored`: the most prompt tokens with logits.
+    share one system prompt. `num_scored`: the most prompt tokens with logits. `held`: those that
+    stop one token before their end, unless others can then find their prefix.
     """
     ending: list[Sequence] = []
     for sequence in prefills:
@@ -115,6 +120,11 @@ def chunks(
         if any(cache.will_find(sequence, other) for other in ending):
             continue
         count = min(sequence.num_uncomputed_tokens, budget)
+        if sequence in held and count == sequence.num_uncomputed_tokens:
+            others = (other for other in prefills if other is not sequence)
+            count -= not any(cache.will_find(other, sequence) for other in others)
+        if not count:
+            continue
         if sequence.needs_prompt_scores:
             count = min(count, num_scored)
             num_scored -= count

@@ -10,13 +10,14 @@ A step without prefill may verify drafts (`drafts`). In static mode (`static_bat
 size of a batch, which stays full until its longest sequence has ended.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Hashable, Iterable, Iterator, Set
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import chain, islice
 from math import inf
+from typing import Protocol
 
 import numpy as np
-from sluice_core.latency import MIN_CHUNK_TOKENS
+from sluice_core.law import NOBODY, Division, Gaps, Load, Prompt
 from sluice_core.model.sizing import blocks_for
 from sluice_core.ordering import Pace, Terms
 from sluice_core.window import over_window
@@ -34,15 +35,19 @@ from .static_batch import StaticBatching
 from .step import Counters, Outcome, Step, StepWork
 from .waiting import Lack, Queue
 
-Price = Callable[[int, int], float]
-"""(decodes, kv_tokens) of a step -> seconds that a prefill token takes beside them."""
-ChunkLimit = Callable[[int, int], int]
-"""(decodes, kv_tokens) of a step -> prefill tokens that keep it within the inter-token target."""
 SCORED_LOGITS = 1 << 22
 """Default limit of scored prompt logits in a step beside decodes. Each token takes the whole head
 and a pass over the vocabulary (152k: 3 ms on a core)."""
 ALONE_TIMES = 16
 """Factor of that limit without decodes: newcomers, aborts and health probes still wait for it."""
+
+
+class ChunkLaw(Protocol):
+    """Divides steps: `sluice_core.law.Law`, whose methods say more."""
+
+    def divide(self, limits: EngineLimits, load: Load) -> Division: ...
+    def chunk_limit(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> int: ...
+    def price_s(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> float: ...
 
 
 class Scheduler:
@@ -79,6 +84,7 @@ class Scheduler:
         self._admission = Admission(self._queue, self._running, self.cache)
         self._has_no_time = False  # for the next of the line, in this step
         self._passed: list[Sequence] = []  # prefills without room in this step
+        self._held: frozenset[Hashable] = NOBODY  # prompts that end one token before their end
         self._scheduled_s = 0.0
         self.waiting = self._queue.waiting
         self.running = self._running.sequences
@@ -137,9 +143,8 @@ class Scheduler:
     def schedule(
         self,
         now: float,
-        chunk_limit: ChunkLimit,
+        law: ChunkLaw,
         growth: Growth = few_decodes,
-        price: Price = lambda decodes, kv_tokens: 0.0,
         *,
         is_ahead: bool = False,
     ) -> Step:
@@ -150,26 +155,37 @@ class Scheduler:
         """
         self._begin_step(now)
         running, before = self._running, self.counters.num_preemptions
-        works = running.decodes()
-        decoding = {work.sequence for work in works}
+        ready = running.decodes()
         is_short = self.counters.num_preemptions > before
-        only_decodes = not self.waiting and len(self.running) == len(decoding)
-        budget = 0 if only_decodes else self._prefill_budget(works, chunk_limit)
-        prefills = self._prefills(works, decoding, price, now, budget, may_admit=not is_short)
+        works = [work for work in ready if work.sequence not in self._held]
+        line = iter(()) if is_short else self._line(works, law, now)
+        first = list(islice(line, max(self.limits.max_num_seqs - len(works), 0)))
+        division = self._divide(law, works, first, now, may_hold=not is_short)
+        released = self._held.difference(division.held)
+        works += (free := [work for work in ready if work.sequence in released])
+        self._held = division.held
+        decoding = {work.sequence for work in works}
+        budget = division.chunk - len(free)
+        prefills = self._prefills(decoding, chain(first, line), budget, now, may_admit=not is_short)
         running.pause(set(self.running) - decoding - set(prefills))
         self._queue.clocks.blocked_by = self._why_blocked()
-        is_held_back = bool(prefills and works) and is_ahead
-        if prefills and not is_held_back:
+        unfinished = [s for s in prefills if s.num_uncomputed_tokens > (s in self._held)]
+        is_held_back = bool(unfinished and works) and is_ahead
+        if unfinished and not is_held_back:
             scored = self._scored_at_once * (1 if works else ALONE_TIMES)
-            works += chunks(prefills, budget, scored, self.cache)
-        elif not prefills and self.drafts is not None:
-            room = self._prefill_budget(works, chunk_limit, floor=0)
-            works = self.drafts.add_to(works, room, growth)
+            works += chunks(prefills, budget, scored, self.cache, self._held)
+        elif not unfinished and self.drafts is not None:
+            works = self.drafts.add_to(works, self._room_for_drafts(works, law), growth)
+        if not works and self._held:  # nobody else can move
+            works, self._held = ready, NOBODY
         served = {work.sequence for work in works} if self._has_order else set(prefills)
-        self._passed = [sequence for sequence in prefills if sequence not in served]
+        self._passed = [sequence for sequence in unfinished if sequence not in served]
         works += running.padding()
         works.sort(key=lambda work: work.num_tokens > 1)
-        return Step.of(works, running.num_computing, self.limits, running.begun, is_held_back)
+        is_long = division.is_long and not is_held_back
+        return Step.of(
+            works, running.num_computing, self.limits, running.begun, is_held_back, is_long=is_long
+        )
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[Outcome]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
@@ -203,45 +219,78 @@ class Scheduler:
         self._scheduled_s = now
         self._running.begun.clear()
 
-    def _prefill_budget(
-        self, decodes: Seq[StepWork], chunk_limit: ChunkLimit, floor: int = MIN_CHUNK_TOKENS
-    ) -> int:
-        """Tokens left for prefill beside `decodes`."""
-        left = max(self.limits.max_num_batched_tokens - len(decodes), min(floor, 1))
+    def _line(self, decodes: Seq[StepWork], law: ChunkLaw, now: float) -> Iterator[Sequence]:
+        """Those without a place among `decodes`, in order."""
+        decoding = {work.sequence for work in decodes}
+        others = [s for s in self.running if s not in decoding]
+        if not self._has_order or not (self.waiting or len(others) > 1):
+            return iter(others)
+        ordered = self._queue.candidates(others, now, self._pace(decodes, law))
+        return (sequence for sequence in ordered if sequence not in decoding)
+
+    def _divide(
+        self,
+        law: ChunkLaw,
+        decodes: Seq[StepWork],
+        first: Seq[Sequence],
+        now: float,
+        *,
+        may_hold: bool,
+    ) -> Division:
+        """The chunk of the step and who is held. `first`: those that may have a place."""
+        if not self.waiting and len(self.running) == len(decodes):
+            return Division(0)
+        num, kv_tokens = len(decodes), sum(work.start + 1 for work in decodes)
+        sequences = (work.sequence for work in decodes)
+        load = Load(
+            now_s=now,
+            prompts=[self._prompt(s) for s in first if not s.has_first] if self._has_order else (),
+            num_decodes=num,
+            num_reserved=num,
+            kv_tokens=kv_tokens,
+            decodes=(Gaps(s.num_output_tokens, s.num_late, s.is_in_time) for s in sequences),
+            may_hold=may_hold and self._queue.clocks.blocked_by != "kv",
+        )
+        return law.divide(self.limits, load)
+
+    def _prompt(self, sequence: Sequence) -> Prompt:
+        request = sequence.request
+        # Another answer to one prompt finds that prompt in the cache.
+        will_find = request.is_another and not sequence.has_begun
+        left = 1 if will_find else max(sequence.prefill_left, 1)
+        arrived_s, due_s = request.arrived_s, self._due_s(sequence)
+        return Prompt(sequence, left, sequence.num_tokens, arrived_s, due_s, request.priority)
+
+    def _room_for_drafts(self, decodes: Seq[StepWork], law: ChunkLaw) -> int:
         kv_tokens = sum(work.start + 1 for work in decodes)
-        return min(left, max(chunk_limit(len(decodes), kv_tokens), floor))
+        left = max(self.limits.max_num_batched_tokens - len(decodes), 0)
+        return min(left, max(law.chunk_limit(self.limits, len(decodes), kv_tokens), 0))
 
     def _prefills(
         self,
-        decodes: Seq[StepWork],
         decoding: Set[Sequence],
-        price: Price,
-        now: float,
+        line: Iterable[Sequence],
         budget: int,
+        now: float,
         *,
         may_admit: bool,
     ) -> list[Sequence]:
-        """Prefills that this step may serve beside `decodes`, in order. Admits the next in the
+        """Prefills that this step may serve beside `decoding`, in order. Admits the next in the
         line."""
         self._has_no_time = False
+        if not self._has_order and may_admit:
+            places = self.limits.max_num_seqs
+            if self.static is not None:
+                places = min(places, self.static.places(self.waiting, self.running, now))
+            self._admission.by_arrival(places)
+        others = [s for s in self.running if s not in decoding]
         if not self._has_order:
-            if may_admit:
-                places = self.limits.max_num_seqs
-                if self.static is not None:
-                    places = min(places, self.static.places(self.waiting, self.running, now))
-                self._admission.by_arrival(places)
-            others = [s for s in self.running if s not in decoding]
             if self._queue.line.num_waiting_clients > 1:
                 ordered = self._queue.candidates(others, now, Pace(0.0))
                 others = [s for s in ordered if s.block_ids and s not in decoding]
             return others
-        others = [s for s in self.running if s not in decoding]
-        candidates: Iterator[Sequence] = iter(())
-        if may_admit and (self.waiting or len(others) > 1):
-            pace = self._pace(decodes, price)
-            ordered = self._queue.candidates(others, now, pace)
-            candidates = (sequence for sequence in ordered if sequence not in decoding)
-        places = self.limits.max_num_seqs - len(decodes)
+        places = self.limits.max_num_seqs - len(decoding)
+        candidates = (sequence for sequence in line if sequence not in decoding)
         prefills, self._has_no_time = self._admission.by_order(candidates, others, places, budget)
         return prefills
 
@@ -250,9 +299,10 @@ class Scheduler:
         """True if anything but arrival decides the order of service."""
         return self.static is None and self.limits.policy != "fcfs"
 
-    def _pace(self, decodes: Seq[StepWork], price: Price) -> Pace:
+    def _pace(self, decodes: Seq[StepWork], law: ChunkLaw) -> Pace:
         """How fast the line moves beside `decodes`."""
-        self.price_s = price(len(decodes), sum(work.start + 1 for work in decodes))
+        kv_tokens = sum(work.start + 1 for work in decodes)
+        self.price_s = law.price_s(self.limits, len(decodes), kv_tokens)
         cap = self.limits.max_num_seqs
         return Pace(self.price_s, self._running.decode_s / cap, cap - len(decodes))
 
@@ -260,8 +310,10 @@ class Scheduler:
         request = sequence.request
         if not self._has_order:
             return Terms(0, inf, sequence.order, sequence.prefill_left)
-        due_s = self.limits.due_s(request.arrived_s, request.ttft_ms)
-        return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
+        return Terms(request.priority, self._due_s(sequence), sequence.order, sequence.prefill_left)
+
+    def _due_s(self, sequence: Sequence) -> float:
+        return self.limits.due_s(sequence.request.arrived_s, sequence.request.ttft_ms)
 
     def _why_blocked(self) -> Lack | None:
         """The resource that a request arriving now would wait for."""
@@ -304,9 +356,13 @@ class Scheduler:
             return Outcome(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
         self.cache.cache_block(sequence)
+        now = self._queue.clocks.now
         if sequence in self._queue.line:
             self._queue.leave_line(sequence)
-            sequence.first_s = self._queue.clocks.now
+            sequence.first_s, sequence.is_in_time = now, now <= self._due_s(sequence)
+        elif self.limits.itl_ms is not None:
+            sequence.num_late += 1e3 * (now - sequence.last_s) > self.limits.itl_ms
+        sequence.last_s = now
         reason = sequence.append(token_id, self.eos_token_ids)
         if reason is not None:
             self._running.end(sequence, is_padded=self.static is not None)

@@ -42,6 +42,12 @@ class Sequence:
     queued_s: float = 0.0
     first_s: float = 0.0
     """When it had its first token."""
+    last_s: float = 0.0
+    """When it had its last token."""
+    num_late: int = 0
+    """Gaps over the target that was in force."""
+    is_in_time: bool = True
+    """False if its first token came after its deadline."""
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     """Computed tokens that it had when it was preempted, until it runs again."""
@@ -81,6 +87,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def has_first(self) -> bool:
+        """True if it has had its first token."""
+        return self.num_output_tokens > 0
 
     @property
     def num_uncomputed_tokens(self) -> int:

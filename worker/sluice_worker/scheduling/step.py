@@ -44,7 +44,8 @@ class Step:
     `num_kv_tokens`: context lengths summed over the work. `num_running`, `at_cap`: at its start.
     `num_decodes` excludes padding, `num_prefill_tokens` excludes drafts: both have own counts.
     `admitted`: requests that began with it. `prefill_follows`: the next step has prefill.
-    `scores_prompts`: it scores prompts, so it takes longer than its numbers predict.
+    `scores_prompts`: it scores prompts, so it takes longer than its numbers predict. `is_long`: the
+    law made it longer than the gap target, for first tokens.
     """
 
     works: tuple[StepWork, ...]
@@ -59,6 +60,7 @@ class Step:
     limits: EngineLimits
     admitted: tuple[str, ...] = ()
     prefill_follows: bool = False
+    is_long: bool = False
 
     @classmethod
     def of(
@@ -68,6 +70,8 @@ class Step:
         limits: EngineLimits,
         admitted: Iterable[str],
         prefill_follows: bool,
+        *,
+        is_long: bool = False,
     ) -> "Step":
         """The step that does `works`."""
         num_draft_tokens = sum(len(work.drafts) for work in works)
@@ -87,6 +91,7 @@ class Step:
             limits=limits,
             admitted=tuple(admitted),
             prefill_follows=prefill_follows,
+            is_long=is_long,
         )
 
 

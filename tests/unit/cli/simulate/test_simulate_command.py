@@ -77,7 +77,13 @@ def test_what_cannot_be_run_is_refused_with_a_sentence(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("noise", 1000), ("a", 1e300), ("interference_every_s", 1e99), ("kv_tokens", 10**9)],
+    [
+        ("noise", 1000),
+        ("a", 1e300),
+        ("interference_every_s", 1e99),
+        ("kv_tokens", 10**9),
+        ("hiccup_share", 1.5),
+    ],
 )
 def test_a_parameter_that_no_service_has_is_named(
     name: str, value: float, files: tuple[str, str], capsys: pytest.CaptureFixture[str]
@@ -86,6 +92,26 @@ def test_a_parameter_that_no_service_has_is_named(
     Path(params).write_text(json.dumps(PARAMS | {name: value}))
     assert main(["simulate", "--trace", trace, "--params", params]) == 2
     assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        {"hiccup_share": 0.02},
+        {"chunk_ms": 12},
+        {"stall_every_s": 1, "stall_ms": [50, 300]},
+        {"first_size_ms": 50},
+    ],
+)
+def test_delays_of_single_steps_make_a_service_slower(
+    machine: dict[str, Any], files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = run(files, "fixed:8", capsys)
+    Path(files[1]).write_text(json.dumps(PARAMS | machine))
+    slower = run(files, "fixed:8", capsys)
+    plain_ms, slower_ms = (r["longest_ttft_ms"] + r["p99_itl_ms"] for r in (plain, slower))
+    assert slower_ms > plain_ms + 10
+    assert slower["finished"] == plain["finished"]
 
 
 def test_a_long_run_tells_how_far_it_is_beside_its_result(

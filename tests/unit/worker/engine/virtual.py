@@ -1,8 +1,11 @@
 """A scheduler without a model: each next token is a hash of those before it, time is made up."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
+from sluice_core.law import Division, Load
 from sluice_core.wire import EngineLimits, Submit
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
@@ -35,8 +38,26 @@ def sample(works: Iterable[StepWork]) -> list[int]:
     return tokens
 
 
-def unlimited(decodes: int, kv_tokens: int) -> int:
-    return 1 << 30
+@dataclass(frozen=True)
+class FixedLaw:
+    """Chunks of up to `limit`, whatever the deadlines; `price`: seconds of a prompt token."""
+
+    limit: Callable[[int, int], int] = lambda decodes, kv_tokens: NO_LIMIT
+    price: Callable[[int, int], float] = lambda decodes, kv_tokens: 0.0
+
+    def divide(self, limits: EngineLimits, load: Load) -> Division:
+        whole = max(limits.max_num_batched_tokens - load.num_reserved, 1)
+        chunk = self.limit(load.num_decodes, load.kv_tokens)
+        return Division(min(whole, max(chunk, MIN_CHUNK_TOKENS)))
+
+    def chunk_limit(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> int:
+        return self.limit(decodes, kv_tokens)
+
+    def price_s(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> float:
+        return self.price(decodes, kv_tokens)
+
+
+unlimited = FixedLaw()
 
 
 def add(scheduler: Scheduler, request: Submit, now: float = 0.0) -> Sequence:

@@ -14,7 +14,7 @@ from sluice_worker.scheduling.preemption import choose_victim, recompute_tokens
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from unit.worker.engine.factories import Sliced, create_request, create_scheduler
-from unit.worker.engine.virtual import add, step, written
+from unit.worker.engine.virtual import FixedLaw, add, step, written
 
 
 class Watched:
@@ -148,7 +148,7 @@ def test_what_is_waited_for_after_a_preemption_is_no_prefill() -> None:
     while parts is None:
         if now_s == 0.1:
             waits = add(scheduler, create_request("waits", 656))
-        work = scheduler.schedule(now_s, lambda decodes, kv_tokens: 2)
+        work = scheduler.schedule(now_s, FixedLaw(lambda decodes, kv_tokens: 2))
         now_s += 0.1
         outcomes = scheduler.commit(
             work, [5 for w in work.works for _ in range(w.num_samples)], now_s

@@ -9,10 +9,7 @@ from sluice_worker.scheduling.scheduler import ALONE_TIMES, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome, Step
 from unit.worker.engine.factories import Sliced, create_request, create_requests, create_scheduler
-
-
-def unlimited(decodes: int, kv_tokens: int) -> int:
-    return 1 << 30
+from unit.worker.engine.virtual import FixedLaw, unlimited
 
 
 def add(scheduler: Scheduler, *requests: Submit, now: float = 0.0) -> list[Sequence]:
@@ -57,8 +54,10 @@ def test_chunk_is_sized_for_the_inter_token_target_but_never_below_the_floor() -
     scheduler.schedule(0.0, unlimited)
     scheduler.commit(scheduler.schedule(0.0, unlimited), [7], 0.0)
     add(scheduler, create_request("long", 300))
-    assert scheduler.schedule(0.0, lambda n, kv: 123).num_prefill_tokens == 123
-    assert scheduler.schedule(0.0, lambda n, kv: -5).num_prefill_tokens == MIN_CHUNK_TOKENS
+    assert scheduler.schedule(0.0, FixedLaw(lambda n, kv: 123)).num_prefill_tokens == 123
+    assert (
+        scheduler.schedule(0.0, FixedLaw(lambda n, kv: -5)).num_prefill_tokens == MIN_CHUNK_TOKENS
+    )
 
 
 def test_a_chunk_is_asked_for_with_all_that_decodes_and_the_context_that_it_reads() -> None:
@@ -71,7 +70,7 @@ def test_a_chunk_is_asked_for_with_all_that_decodes_and_the_context_that_it_read
     add(scheduler, *create_requests((10, 20)))
     step(scheduler)
     add(scheduler, create_request("long", 300))
-    scheduler.schedule(0.0, limit)
+    scheduler.schedule(0.0, FixedLaw(limit))
     assert asked == [(2, 11 + 21)]
 
 
@@ -81,7 +80,7 @@ def test_without_decodes_a_chunk_is_as_large_as_such_a_step_may_be() -> None:
 
     scheduler = create_scheduler(budget=400, itl_ms=50.0)
     add(scheduler, create_request("long", 300))
-    assert scheduler.schedule(0.0, limit).num_prefill_tokens == 200
+    assert scheduler.schedule(0.0, FixedLaw(limit)).num_prefill_tokens == 200
     assert scheduler.schedule(0.0, unlimited).num_prefill_tokens == 300
 
 

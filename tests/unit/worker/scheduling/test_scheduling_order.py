@@ -12,6 +12,7 @@ from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Step
 from unit.worker.engine.factories import create_request, create_scheduler
+from unit.worker.engine.virtual import FixedLaw
 
 PER_TOKEN_S = 0.001
 
@@ -24,7 +25,7 @@ def add(scheduler: Scheduler, request: Submit, now: float = 0.0) -> Sequence:
 
 def step(scheduler: Scheduler, now: float = 0.0) -> dict[str, int]:
     """Tokens of each sequence in the next step."""
-    planned = scheduler.schedule(now, lambda *_: 1 << 30, price=lambda *_: PER_TOKEN_S)
+    planned = scheduler.schedule(now, FixedLaw(price=lambda *_: PER_TOKEN_S))
     scheduler.commit(planned, [7 for work in planned.works if work.samples], now)
     assert scheduler.check_integrity() is None
     return {work.sequence.request_id: work.num_tokens for work in planned.works}
@@ -155,7 +156,7 @@ class Run:
                 now = max(now, left[-1].submitted_s)
             while left and left[-1].submitted_s <= now:
                 add(self.scheduler, left.pop(), now)
-            planned = self.scheduler.schedule(now, self._chunk, price=self._price)
+            planned = self.scheduler.schedule(now, FixedLaw(self._chunk, self._price))
             assert planned.works
             now += self._seconds(planned)
             self._commit(planned, now)

@@ -10,6 +10,7 @@ from sluice_core.wire import EngineLimits
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from unit.worker.engine.factories import create_request, create_scheduler
+from unit.worker.engine.virtual import unlimited
 
 STEP_S = 0.01
 
@@ -38,7 +39,7 @@ class Served:
         """Tokens of answers by client."""
         for number in range(num_steps):
             now = number * STEP_S
-            planned = self.scheduler.schedule(now, lambda *_: 1 << 30)
+            planned = self.scheduler.schedule(now, unlimited)
             sampled = [7 for work in planned.works if work.samples]
             for outcome in self.scheduler.commit(planned, sampled, now + STEP_S):
                 client = outcome.sequence.request.client
@@ -72,7 +73,7 @@ def test_a_prompt_waits_for_no_crowd_of_another_clients_prompts(policy: Scheduli
     served.run(4)
     served.come("b", 4 * STEP_S)
     for number in range(4, 12):
-        planned = scheduler.schedule(number * STEP_S, lambda *_: 1 << 30)
+        planned = scheduler.schedule(number * STEP_S, unlimited)
         sampled = [7 for work in planned.works if work.samples]
         outcomes = scheduler.commit(planned, sampled, (number + 1) * STEP_S)
         if any(outcome.sequence.request.client == "b" for outcome in outcomes):

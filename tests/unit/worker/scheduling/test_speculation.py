@@ -19,7 +19,7 @@ from sluice_worker.scheduling.speculation import (
 )
 from sluice_worker.scheduling.step import StepWork
 from unit.worker.engine.factories import create_request, create_scheduler
-from unit.worker.engine.virtual import add, set_limits, step, unlimited, written
+from unit.worker.engine.virtual import FixedLaw, add, set_limits, step, unlimited, written
 
 NGRAM = NgramSpeculation("ngram", 4, prompt_lookup_max=4, prompt_lookup_min=2)
 
@@ -285,7 +285,7 @@ def test_drafts_stay_within_the_budget_and_within_what_the_target_leaves() -> No
     assert (planned.num_decodes, planned.num_draft_tokens) == (2, 4)
     scheduler.commit(planned, sample_loop(planned.works), 0.0)
     assert asked == {4, 8}
-    assert scheduler.schedule(0.0, lambda *_: 0, growth).num_draft_tokens == 0
+    assert scheduler.schedule(0.0, FixedLaw(lambda *_: 0), growth).num_draft_tokens == 0
 
 
 def test_no_guess_is_made_behind_the_last_token() -> None:
