@@ -170,8 +170,9 @@ class TokenGaps(Struct, frozen=True):
 
     `n_at_cap` and `over_at_cap` count only gaps of steps at the cap (`AT_CAP_SHARE`).
     `over_after_over`: gaps over target that directly follow one over target in the same request.
-    `n_in_prefill` and `over_in_prefill`: gaps in which another request's prompt was computed, from
-    its admission to its first token; only a gate counts them.
+    `n_in_prefill` and `over_in_prefill`: gaps that other requests' first tokens made. Where the law
+    sizes steps, those of steps that it made long (`StepReport.is_long`). Else those in which
+    another request's prompt was computed, from its admission to its first token.
     """
 
     n: Count = 0

@@ -123,6 +123,8 @@ class _Step:
         self.times, self.limits, self.load, self.before = times, limits, load, before
         self.whole = max(limits.max_num_batched_tokens - load.num_reserved, 1)
         self.base = self.room(load.num_decodes, load.kv_tokens)
+        if self.base <= MIN_CHUNK_TOKENS and not self._unexpired:
+            self.base = min(self.whole, max(self.base, times.worthwhile))
 
     def room(self, decodes: int, kv_tokens: int) -> int:
         """The chunk that keeps a step within the target, at least the smallest."""

@@ -168,11 +168,10 @@ class StepTimes:
         if self.model is None:
             return NO_LIMIT
         limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
-        limit = chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
-        return limit if limit >= MIN_CHUNK_TOKENS else max(limit, self._worthwhile)
+        return chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
 
     @property
-    def _worthwhile(self) -> int:
+    def worthwhile(self) -> int:
         """Tokens that take as long as a chunk costs by itself, but at most twice what was measured.
 
         No chunk may keep the target. Then few long ones break it less often than many short ones.

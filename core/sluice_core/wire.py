@@ -296,7 +296,8 @@ class StepReport(Frame, frozen=True):
     `num_decodes` are sequences; drafted tokens and a static batch's padding come on top. `is_slow`:
     under interference, see `StepTimes.slowdown`. `prompts`: its scores of prompts; a request's
     last ones come no later than its first token. `admitted`: requests that began.
-    `price_s`: seconds that the order assumes for a prefill token; 0 without an order.
+    `price_s`: seconds that the order assumes for a prefill token; 0 without an order. `is_long`:
+    the law made it longer than the gap target, for first tokens.
     """
 
     tokens: list[TokenOut]
@@ -316,6 +317,7 @@ class StepReport(Frame, frozen=True):
     prompts: list[PromptScores] = []
     admitted: list[str] = []
     price_s: NonNegative = 0.0
+    is_long: bool = False
 
 
 class Finished(Frame, frozen=True):

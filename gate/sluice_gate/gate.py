@@ -148,6 +148,7 @@ class Gate:
 
     def _inner_changed(self, num: int, ceiling: int) -> None:
         self._num_inner, ready = num, self.backend.ready
+        self.backend.books.has_law = num > 0
         if ready is not None and 0 < ceiling < ready.ceiling:
             self.backend.ready = structs.replace(ready, ceiling=ceiling)
         cap = self.backend.queue.limits.max_num_seqs
@@ -156,7 +157,10 @@ class Gate:
 
     def _inner_stepped(self, report: StepReport) -> None:
         """A step of vLLM. Its tokens are counted as they pass here."""
-        self.backend.progress.stepped(time.monotonic())
+        now_s = time.monotonic()
+        self.backend.progress.stepped(now_s)
+        if report.is_long:
+            self.backend.books.long_ended_s = now_s
         recorder, own = self.runtime.recorder, self.runtime.recorder.engine.snapshot
         tick = recorder.ticks.open
         decodes, prefill = tick.decodes, tick.prefill_tokens

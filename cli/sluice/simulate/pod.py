@@ -295,7 +295,7 @@ class SimulatedPod:
         if timer.first_s is None:
             self.recorder.first_token(timer, now_s, sequence.time_spent(now_s))
         else:
-            self.recorder.next_token(timer, now_s, at_cap=step.at_cap)
+            self.recorder.next_token(timer, now_s, at_cap=step.at_cap, in_prefill=step.is_long)
         if outcome.finish_reason is not None:
             self.recorder.finish(timer, now_s)
             self.done.append(self.open.pop(sequence.request_id))

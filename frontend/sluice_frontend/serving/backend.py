@@ -18,8 +18,9 @@ from sluice_core.wire import (
 class Sink(Protocol):
     """Takes one sequence's tokens."""
 
-    def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
-        """A token; the last one carries a finish reason and nothing follows it."""
+    def token(self, token: TokenOut, *, at_cap: bool, is_long: bool, now_s: float) -> None:
+        """A token; the last one carries a finish reason and nothing follows it. `at_cap`,
+        `is_long`: of its step, as in `StepReport`."""
 
     def prompt(self, scores: Scores) -> None:
         """Log-probabilities of the prompt's next tokens; all come before the first token."""

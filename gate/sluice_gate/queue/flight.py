@@ -72,7 +72,9 @@ class Flight:
 class Books:
     """Counts the tokens of answers. `running`, `cap`: as of now, told by the gate.
 
-    `prefill_ended_s`: the last moment at which a prompt was known to be computed. `num_seen`,
+    `prefill_ended_s`: the last moment at which a prompt was known to be computed. `has_law`: the
+    engine sizes its steps by the law, and told the end of its last long one (`long_ended_s`).
+    `num_seen`,
     `num_told`: tokens of late by chunks, and by the engine's own count.
     """
 
@@ -81,6 +83,8 @@ class Books:
     cap: int = 1
     num_prefilling: int = 0
     prefill_ended_s: float = -1.0
+    has_law: bool = False
+    long_ended_s: float = -1.0
     num_seen: int = 0
     num_told: int = 0
 
@@ -95,6 +99,8 @@ class Books:
         before_s = timer.last_s
         first = self._parts(flight, timer, now_s) if is_first else None
         in_prefill = self.num_prefilling > 0 or self.prefill_ended_s > before_s
+        if self.has_law:
+            in_prefill = self.long_ended_s > before_s
         self.ledger.token(
             timer,
             TokenOut(timer.request_id, 0, None, first),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core import law
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.law import Division, Gaps, Law, Load, Prompt
 from sluice_core.steptime import StepRecord, StepTimes
 from sluice_core.wire import EngineLimits
@@ -179,7 +180,7 @@ def test_without_deadlines_a_chunk_keeps_the_gap_target(
         load = machine.load()
         limit = exact_times().chunk_limit(ITL_MS, load.num_decodes, load.kv_tokens)
         most = LIMITS.max_num_batched_tokens - load.num_reserved
-        assert machine.step() == Division(min(max(limit, law.MIN_CHUNK_TOKENS), most))
+        assert machine.step() == Division(min(max(limit, MIN_CHUNK_TOKENS), most))
 
 
 def test_without_a_gap_target_a_step_takes_all_that_it_may() -> None:

@@ -83,6 +83,7 @@ class Arrived:
     choice: OpenChoice
     token: TokenOut
     at_cap: bool
+    is_long: bool
     at_s: float
 
 
@@ -162,7 +163,12 @@ class Generation:
             return
         is_drafted, choice.last_at_s = item.at_s == choice.last_at_s, item.at_s
         self._ledger.token(
-            choice.timer, item.token, at_cap=item.at_cap, is_drafted=is_drafted, now_s=now_s
+            choice.timer,
+            item.token,
+            at_cap=item.at_cap,
+            is_drafted=is_drafted,
+            now_s=now_s,
+            in_prefill=item.is_long,
         )
         if end is not None:
             num_preemptions = item.token.num_preemptions
@@ -218,9 +224,9 @@ class ChoiceSink:
         self.generation = generation
         self.choice = choice
 
-    def token(self, token: TokenOut, *, at_cap: bool, now_s: float) -> None:
+    def token(self, token: TokenOut, *, at_cap: bool, is_long: bool, now_s: float) -> None:
         """Pass the token on."""
-        self.generation.arrive(Arrived(self.choice, token, at_cap, now_s))
+        self.generation.arrive(Arrived(self.choice, token, at_cap, is_long, now_s))
 
     def prompt(self, scores: Scores) -> None:
         """Keep what is known of the prompt until the reply tells it."""

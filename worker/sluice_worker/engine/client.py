@@ -250,7 +250,7 @@ class EngineClient:
     def _step(self, report: StepReport, now_s: float) -> None:
         self.engine_liveness.stepped(now_s)
         self._listener.step(report, now_s)
-        sinks, at_cap = self._sinks, report.at_cap
+        sinks = self._sinks
         for part in report.prompts:
             if (scored := sinks.get(part.request_id)) is not None:
                 scored.prompt(part.scores)
@@ -261,7 +261,7 @@ class EngineClient:
                 continue
             if token.finish_reason is not None:
                 self._forget(token.request_id)
-            sink.token(token, at_cap=at_cap, now_s=now_s)
+            sink.token(token, at_cap=report.at_cap, is_long=report.is_long, now_s=now_s)
 
     def _finished(self, message: Finished) -> None:
         self._listener.state(message)

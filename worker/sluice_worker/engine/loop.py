@@ -217,6 +217,7 @@ class Engine:
             prompts=[*_take_prompt_scores(step)],
             admitted=[*step.admitted],
             price_s=self.scheduler.price_s,
+            is_long=step.is_long,
         )
 
     def _failures(self, outcomes: list[Outcome]) -> list[Finished]:

@@ -99,7 +99,9 @@ def test_lengths_are_booked_for_each_prompt(tmp_path: Path) -> None:
     for choice in generation.choices:
         token = TokenOut("0", 2, first=FirstToken(0.0, 0.0, 0.0, 0), finish_reason="length")
         choice.feed(token)
-        generation.handed_over(Arrived(choice, token, at_cap=False, at_s=1.0), "length", 1.0)
+        generation.handed_over(
+            Arrived(choice, token, at_cap=False, is_long=False, at_s=1.0), "length", 1.0
+        )
     booked = service.runtime.stats.histograms["request_max_num_generation_tokens"]
     assert (sum(booked.counts), booked.total) == (3, 3.0)
 

@@ -64,7 +64,7 @@ async def test_a_large_reply_is_written_down_in_a_thread(kind: Callable[[Any], R
         )
         first: Any = SimpleNamespace(first=True)
         generation.choices.append(choice)
-        generation.arrive(Arrived(choice, first, False, 0.0))
+        generation.arrive(Arrived(choice, first, False, False, 0.0))
         form: Any = SimpleNamespace(
             generation=generation,
             event=write,
@@ -106,7 +106,7 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
         came_s.append(clock.now_s)
         end: FinishReason | None = "length" if len(came_s) == TOKENS else None
         token = TokenOut("0", 2, first=first, finish_reason=end)
-        sink.token(token, at_cap=False, now_s=clock.now_s)
+        sink.token(token, at_cap=False, is_long=False, now_s=clock.now_s)
 
     async def all_come() -> None:
         while len(came_s) < TOKENS:
