@@ -183,15 +183,24 @@ class _Step:
 
     @cached_property
     def is_long(self) -> bool:
-        """True if long steps rescue more requests than they break."""
+        """True if long steps rescue more requests than they break, beyond what short ones break."""
         if (
             not self.load.num_decodes
             or self.is_calm(self._unexpired)
             or self.is_calm(self.rescuable)
         ):
             return False
+        if self._breaks_anyway:
+            return bool(self.rescuable)
         num_rescued = len(self.rescuable) - len(self.in_time(self._short(self.rescuable)[0]))
         return num_rescued > sum(gaps.would_break for gaps in self.load.decodes)
+
+    @cached_property
+    def _breaks_anyway(self) -> bool:
+        """True if no chunk keeps the gap target. Then one long step is better than many short."""
+        num, kv_tokens = self.load.num_decodes, self.load.kv_tokens
+        limit = self.times.chunk_limit(self.limits.itl_ms, num, kv_tokens)
+        return num > 0 and limit < MIN_CHUNK_TOKENS
 
     @property
     def _unexpired(self) -> list[Prompt]:
@@ -205,6 +214,8 @@ class _Step:
 
     def is_calm(self, prompts: list[Prompt]) -> bool:
         """True if short steps compute all of `prompts` in time, even beside all as decodes."""
+        if self._breaks_anyway and any(prompt.left > 1 for prompt in prompts):
+            return False
         token_ms, fixed_ms = self._short(prompts)
         todo = 0
         for prompt in prompts:

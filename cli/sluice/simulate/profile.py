@@ -21,7 +21,7 @@ def profile_records(params: Params, seed: int) -> list[StepRecord]:
         StepRecord(
             0.0,
             *shape,
-            _dummy_ms(params, *shape) * min(exp(params.noise * chance.gauss()) for _ in range(2)),
+            params.step_ms(*shape) * min(exp(params.noise * chance.gauss()) for _ in range(2)),
         )
         for shape in _shapes(params)
     ]
@@ -40,13 +40,6 @@ def _shapes(params: Params) -> list[tuple[int, int, int]]:
         chunks += [(0, LONG, min(n, most)) for n in prompts]
     sizes = ((min(n, params.ceiling), context) for n, context in decodes)
     return [(n, n * context, 0) for n, context in sizes] + chunks
-
-
-def _dummy_ms(params: Params, decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
-    """Mean time of a dummy step. The worker times all of them before it has captured a graph, so
-    that those of decodes are launched operation by operation as well."""
-    eager_ms = 0.0 if prefill_tokens else params.chunk_ms
-    return params.step_ms(decodes, kv_tokens, prefill_tokens) + eager_ms
 
 
 def profile(params: Params, records: list[StepRecord]) -> StepTimes:

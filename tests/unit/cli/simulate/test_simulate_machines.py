@@ -45,18 +45,11 @@ def test_a_model_of_steps_with_graphs_finds_what_a_launch_costs() -> None:
     assert pod.times.model.a == pytest.approx(5, rel=0.15)
 
 
-def test_the_profile_times_decodes_before_there_are_graphs() -> None:
-    """So a worker starts at 1 where 20 ms are due, though 200 decodes take 15."""
-    caps = [
-        first_cap(profile(GPU, profile_records(GPU, 1)), Slo(itl_ms=itl_ms), 256)
-        for itl_ms in (20, 50)
-    ]
-    assert caps == [1, 256]
-    for record in profile_records(GPU, 1):
-        launched = record.step_ms - CALM.step_ms(
-            record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
-        )
-        assert launched == pytest.approx(12)
+def test_the_profile_times_decodes_as_graphs() -> None:
+    """So a worker starts near the 200 decodes that take 15 ms where 20 ms are due."""
+    times = profile(GPU, profile_records(GPU, 1))
+    assert first_cap(times, Slo(itl_ms=20), 256) > 150
+    assert first_cap(times, Slo(itl_ms=50), 256) == 256
 
 
 def test_hiccups_come_in_their_share_of_the_steps_and_last_as_long_as_said() -> None:
