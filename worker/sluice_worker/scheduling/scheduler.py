@@ -14,10 +14,9 @@ from collections.abc import Hashable, Iterable, Iterator, Set
 from collections.abc import Sequence as Seq
 from itertools import chain, islice
 from math import inf
-from typing import Protocol
 
 import numpy as np
-from sluice_core.law import NOBODY, Division, Gaps, Load, Prompt
+from sluice_core.law import NOBODY, Division
 from sluice_core.model.sizing import blocks_for
 from sluice_core.ordering import Pace, Terms
 from sluice_core.window import over_window
@@ -25,6 +24,7 @@ from sluice_core.wire import EngineLimits, Submit
 
 from ..base.config import NgramSpeculation
 from .blocks import BlockPool
+from .division import ChunkLaw, load_of, room_for_drafts, shape_of
 from .drafts import Drafts
 from .kv_cache import KvCache
 from .prefill import Admission, chunks
@@ -40,14 +40,6 @@ SCORED_LOGITS = 1 << 22
 and a pass over the vocabulary (152k: 3 ms on a core)."""
 ALONE_TIMES = 16
 """Factor of that limit without decodes: newcomers, aborts and health probes still wait for it."""
-
-
-class ChunkLaw(Protocol):
-    """Divides steps: `sluice_core.law.Law`, whose methods say more."""
-
-    def divide(self, limits: EngineLimits, load: Load) -> Division: ...
-    def chunk_limit(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> int: ...
-    def price_s(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> float: ...
 
 
 class Scheduler:
@@ -175,7 +167,7 @@ class Scheduler:
             scored = self._scored_at_once * (1 if works else ALONE_TIMES)
             works += chunks(prefills, budget, scored, self.cache, self._held)
         elif not unfinished and self.drafts is not None:
-            works = self.drafts.add_to(works, self._room_for_drafts(works, law), growth)
+            works = self.drafts.add_to(works, room_for_drafts(works, law, self.limits), growth)
         if not works and self._held:  # nobody else can move
             works, self._held = ready, NOBODY
         served = {work.sequence for work in works} if self._has_order else set(prefills)
@@ -240,31 +232,10 @@ class Scheduler:
         """The chunk of the step and who is held. `first`: those that may have a place."""
         if not self.waiting and len(self.running) == len(decodes):
             return Division(0)
-        num, kv_tokens = len(decodes), sum(work.start + 1 for work in decodes)
-        sequences = (work.sequence for work in decodes)
-        load = Load(
-            now_s=now,
-            prompts=[self._prompt(s) for s in first if not s.has_first] if self._has_order else (),
-            num_decodes=num,
-            num_reserved=num,
-            kv_tokens=kv_tokens,
-            decodes=(Gaps(s.num_output_tokens, s.num_late, s.is_in_time) for s in sequences),
-            may_hold=may_hold and self._queue.clocks.blocked_by != "kv",
-        )
+        may_hold = may_hold and self._queue.clocks.blocked_by != "kv"
+        prompts = first if self._has_order else ()
+        load = load_of(decodes, prompts, self.limits, now, may_hold=may_hold)
         return law.divide(self.limits, load)
-
-    def _prompt(self, sequence: Sequence) -> Prompt:
-        request = sequence.request
-        # Another answer to one prompt finds that prompt in the cache.
-        will_find = request.is_another and not sequence.has_begun
-        left = 1 if will_find else max(sequence.prefill_left, 1)
-        arrived_s, due_s = request.arrived_s, self._due_s(sequence)
-        return Prompt(sequence, left, sequence.num_tokens, arrived_s, due_s, request.priority)
-
-    def _room_for_drafts(self, decodes: Seq[StepWork], law: ChunkLaw) -> int:
-        kv_tokens = sum(work.start + 1 for work in decodes)
-        left = max(self.limits.max_num_batched_tokens - len(decodes), 0)
-        return min(left, max(law.chunk_limit(self.limits, len(decodes), kv_tokens), 0))
 
     def _prefills(
         self,
@@ -301,8 +272,7 @@ class Scheduler:
 
     def _pace(self, decodes: Seq[StepWork], law: ChunkLaw) -> Pace:
         """How fast the line moves beside `decodes`."""
-        kv_tokens = sum(work.start + 1 for work in decodes)
-        self.price_s = law.price_s(self.limits, len(decodes), kv_tokens)
+        self.price_s = law.price_s(self.limits, *shape_of(decodes))
         cap = self.limits.max_num_seqs
         return Pace(self.price_s, self._running.decode_s / cap, cap - len(decodes))
 
@@ -310,10 +280,10 @@ class Scheduler:
         request = sequence.request
         if not self._has_order:
             return Terms(0, inf, sequence.order, sequence.prefill_left)
-        return Terms(request.priority, self._due_s(sequence), sequence.order, sequence.prefill_left)
-
-    def _due_s(self, sequence: Sequence) -> float:
-        return self.limits.due_s(sequence.request.arrived_s, sequence.request.ttft_ms)
+        due_s = sequence.due_s(self.limits)
+        return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
+            request.priority, sequence.due_s(self.limits), sequence.order, sequence.prefill_left
+        )
 
     def _why_blocked(self) -> Lack | None:
         """The resource that a request arriving now would wait for."""
@@ -359,7 +329,7 @@ class Scheduler:
         now = self._queue.clocks.now
         if sequence in self._queue.line:
             self._queue.leave_line(sequence)
-            sequence.first_s, sequence.is_in_time = now, now <= self._due_s(sequence)
+            sequence.first_s, sequence.is_in_time = now, now <= sequence.due_s(self.limits)
         elif self.limits.itl_ms is not None:
             sequence.num_late += 1e3 * (now - sequence.last_s) > self.limits.itl_ms
         sequence.last_s = now

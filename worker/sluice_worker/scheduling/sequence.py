@@ -6,7 +6,7 @@ Prefill, decode, a prefix hit and resumption after a preemption are all the same
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from sluice_core.wire import FinishReason, FirstToken, Scores, Submit
+from sluice_core.wire import EngineLimits, FinishReason, FirstToken, Scores, Submit
 
 from .edits import Editor
 from .speculation import Drafter
@@ -113,6 +113,10 @@ class Sequence:
         """True if it needs logits of prompt positions, which no cached block has."""
         wants = self.request.sampling.prompt_logprobs is not None
         return wants and self.num_scored_tokens < self.num_prompt_tokens
+
+    def due_s(self, limits: EngineLimits) -> float:
+        """When its first token is due."""
+        return limits.due_s(self.request.arrived_s, self.request.ttft_ms)
 
     def time_spent(self, now: float) -> FirstToken:
         """The parts of its time until `now`, when its first token came."""
