@@ -37,7 +37,8 @@ class Row:
     `cpu_s`: of both processes of the worker; `cap_path`: seconds since the first arrival and the
     cap that was set then, the first one at 0; `per_s`: requests/s that the load was scaled to;
     `early_...`: of the arrivals of the first `EARLY_S` alone; `drift`: how much more (or less) the
-    worker did after the last run of the repeat on the trace, None until it was measured.
+    worker did after the last run of the repeat on the trace, None until it was measured;
+    `profile`, `fitted`: its step model before the run and after, where they were looked at.
     """
 
     trace: str
@@ -61,6 +62,8 @@ class Row:
     early_good_share: float | None = None
     early_smooth_share: float | None = None
     drift: float | None = None
+    profile: StepModel | None = None
+    fitted: StepModel | None = None
 
     def is_of(self, trace: str, repeat: int) -> bool:
         """Whether it is a run on `trace` in `repeat`."""
@@ -159,6 +162,18 @@ def _shares(outcomes: Sequence[Outcome | None], targets: Targets) -> tuple[float
     num_good = sum(is_good(o, targets) for o in answered)
     num_smooth = sum(is_smooth(o, targets) for o in answered)
     return num_good / len(outcomes), num_smooth / len(outcomes)
+
+
+def line(row: Row) -> str:
+    """What is told of a run."""
+    gap_ms, first_ms = row.p99_itl_ms or 0.0, row.p99_ttft_ms
+    first = f"{first_ms:.0f} ms" if first_ms is not None else "never"
+    return (
+        f"{row.repeat} {row.trace}, {row.contender}: {row.smooth_share:.1%} smooth, "
+        f"{row.good_share:.1%} good of {row.requests}; P99 gap {gap_ms:.0f} of "
+        f"{row.itl_target_ms:.4g} ms, first {first}; {row.tokens_per_s:.0f} tokens/s, "
+        f"{row.cpu_s:.1f} CPU-s in {row.seconds:.0f} s"
+    )
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
@@ -264,9 +279,9 @@ def spread(values: Sequence[float], form: str = ".1f") -> str:
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def findings(rows: Sequence[Row], ceiling: int) -> Iterator[str]:
-    """Ours against the best fixed cap and against cap = max, a sentence for each trace, then ours
-    against each that is no fixed cap: medians over the repeats, each compared within itself."""
+def findings(rows: Sequence[Row], ceiling: int | None = None) -> Iterator[str]:
+    """Ours against the best fixed cap and against cap = `ceiling`, a sentence for each trace, then
+    against it and each that is tuned: medians over the repeats, each compared within itself."""
     for trace in dict.fromkeys(row.trace for row in rows if row.contender == OURS):
         ours = runs(rows, trace, OURS)
         told = f"{trace}: ours {spread([100 * row.smooth_share for row in ours])} % smooth"
@@ -332,3 +347,19 @@ def pairs(rows: Sequence[Row], trace: str, ours: str, other: str) -> list[tuple[
     """The runs of both on one trace, in each repeat that has both."""
     found = {row.repeat: row for row in runs(rows, trace, other)}
     return [(row, found[row.repeat]) for row in runs(rows, trace, ours) if row.repeat in found]
+
+
+def models(rows: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each tuner's run that was looked at: what the profile of the worker's start
+    said, and what was true."""
+    for row in rows:
+        if row.contender == OURS and row.profile:
+            told = f"the profile predicted a cap of {row.cap_path[0][1]} by {_terms(row.profile)}"
+            yield f"{row.trace}: {told}; at the end it was {_terms(row.fitted)}."
+
+
+def _terms(model: StepModel | None) -> str:
+    if model is None:
+        return "no model"
+    told = f"{model.a:.2f} + {model.b:.3f} decodes + {model.c:.2g} kv + {model.d:.4f} prefill ms"
+    return f"{told} (P99 {model.resid_q:.2f} times)"

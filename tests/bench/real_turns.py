@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Protocol
 
 import msgspec
-from bench.real_rows import Row
+from bench.real_rows import Row, line
 from bench.serving import PACKAGES
 from sluice.machine import processor
 from sluice.numbers import count
@@ -114,18 +114,6 @@ class Kept:
 def setting_of(row: Row, told: Mapping[str, Any]) -> Setting:
     """The one in which a row was measured."""
     return Setting(Targets("99", told["ttft_ms"], row.itl_target_ms, None), row.per_s)
-
-
-def line(row: Row) -> str:
-    """What is told of a run."""
-    gap_ms, first_ms = row.p99_itl_ms or 0.0, row.p99_ttft_ms
-    first = f"{first_ms:.0f} ms" if first_ms is not None else "never"
-    return (
-        f"{row.repeat} {row.trace}, {row.contender}: {row.smooth_share:.1%} smooth, "
-        f"{row.good_share:.1%} good of {row.requests}; P99 gap {gap_ms:.0f} of "
-        f"{row.itl_target_ms:.4g} ms, first {first}; {row.tokens_per_s:.0f} tokens/s, "
-        f"{row.cpu_s:.1f} CPU-s in {row.seconds:.0f} s"
-    )
 
 
 async def turns(
