@@ -52,7 +52,7 @@ from bench.gpu_kernels import (
 )
 from bench.gpu_memory import IN_USE, Bytes, measured_memory
 from bench.gpu_parts import product_jobs, small_jobs
-from bench.real_rows import Row, findings, line, models, table
+from bench.real_rows import Row, cold_verdicts, findings, line, models, table
 
 Found = TypeVar("Found")
 WORST_ERROR = 0.01
@@ -357,7 +357,7 @@ def page(results: Results) -> str:
     if results.rows:
         lines += ["", table(results.rows)]
     if results.law:
-        told = [*findings(results.law), *models(results.law)]
+        told = [*cold_verdicts(results.law), *findings(results.law), *models(results.law)]
         lines += ["", table(results.law), "", *(f"- {sentence}" for sentence in told)]
     for point in results.points:
         if point.kernels:

@@ -29,7 +29,7 @@ TTFT_MS, EVERY_S = 1000.0, 2.0
 RUN_S = 4.0 if REHEARSED else 30.0
 FIXED = 8 if REHEARSED else 64
 LAW, WHOLE = f"{CAP}{FIXED}", f"{CAP}{FIXED}, whole chunks"
-CONTENDERS = (OURS, WHOLE, LAW)
+CONTENDERS = (OURS, LAW, WHOLE)
 """`whole chunks`: the worker is told no target of gaps."""
 
 

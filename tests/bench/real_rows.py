@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from random import Random
 from statistics import median
+from typing import NamedTuple
 
 from bench.hard_loads import poisson
 from research.generate import TRACES, Lengths, Recipe
@@ -301,7 +302,39 @@ def findings(rows: Sequence[Row], ceiling: int | None = None) -> Iterator[str]:
         for other in dict.fromkeys((best, *by_contender(rows, trace))):
             if other and other != OURS and (other == best or not _is_fixed(other)):
                 yield compared(rows, trace, OURS, other)
-        yield drifts(rows, trace)
+        yield from drifts(rows, trace)
+
+
+class Wanted(NamedTuple):
+    """The field `of` of a contender's rows, over that of `other`: at least `bound`, or at most."""
+
+    of: str
+    other: str
+    bound: float
+    is_least: bool = True
+
+    def is_met(self, ratio: float) -> bool:
+        """Whether a ratio is within the bound."""
+        return ratio >= self.bound if self.is_least else ratio <= self.bound
+
+
+def verdict(rows: Sequence[Row], trace: str, ours: str, wanted: Wanted) -> Iterator[str]:
+    """A sentence, if a repeat has both: the median of the ratios decides, and BEFORE's are told."""
+    if not (found := ratios(rows, trace, ours, wanted.other, wanted.of)):
+        return
+    told = f"{COMPARED[wanted.of]} {spread(found, '.2f')} times that of {wanted.other}"
+    bound = f"at {'least' if wanted.is_least else 'most'} {wanted.bound:g} wanted"
+    met = "met" if wanted.is_met(median(found)) else "MISSED"
+    before = spread(ratios(rows, trace, BEFORE, wanted.other, wanted.of), ".2f")
+    yield f"{trace}: {told}, {bound}: {met} ({BEFORE}: {before})."
+
+
+def cold_verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """What the tuner from cold is to reach of the best fixed setting, a sentence each."""
+    for trace in dict.fromkeys(row.trace for row in rows):
+        if best := best_fixed(rows, trace):
+            yield from verdict(rows, trace, OURS, Wanted("good_share", best, 0.98))
+            yield from verdict(rows, trace, OURS, Wanted("smooth_share", best, 1.0))
 
 
 COMPARED = {
@@ -321,11 +354,13 @@ def compared(rows: Sequence[Row], trace: str, ours: str, other: str) -> str:
     return f"{trace}: {ours} over {other}: {told or 'no repeat has both'}."
 
 
-def drifts(rows: Sequence[Row], trace: str) -> str:
-    """How the machine changed within each repeat: no difference under that is to be believed."""
+def drifts(rows: Sequence[Row], trace: str) -> Iterator[str]:
+    """How the machine changed within each repeat, if that was measured: no difference under that is
+    to be believed."""
     found = {row.repeat: row.drift for row in rows if row.trace == trace and row.drift is not None}
     told = ", ".join(f"{100 * drift:+.0f} %" for _, drift in sorted(found.items()))
-    return f"{trace}: the engine did so much more after each repeat than before: {told or '-'}."
+    if told:
+        yield f"{trace}: the engine did so much more after each repeat than before: {told}."
 
 
 def ratios(rows: Sequence[Row], trace: str, ours: str, other: str, of: str) -> list[float]:

@@ -4,21 +4,19 @@ from collections.abc import Iterator, Sequence
 from math import nan
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from bench.real_picture import MARK, SHADES, shares
 from bench.real_rows import (
     BEFORE,
-    COMPARED,
     Row,
+    Wanted,
     by_contender,
     compared,
     drifts,
     ranked,
-    ratios,
     runs,
-    spread,
     table_of,
+    verdict,
 )
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,29 +28,16 @@ COLOURS = {GATE: SHADES["smooth"], BEFORE: SHADES["good"], INNER: MARK}
 """Of lines of caps."""
 
 
-class Wanted(NamedTuple):
-    """The field `of` of INNER's rows, over that of `other`: at least `bound`, or at most."""
-
-    trace: str
-    of: str
-    other: str
-    bound: float
-    is_least: bool = True
-
-    def is_met(self, ratio: float) -> bool:
-        """Whether a ratio is within the bound."""
-        return ratio >= self.bound if self.is_least else ratio <= self.bound
-
-
-WANTED = (
-    Wanted("bursts", "good_share", STOCK, 1.0),
-    Wanted("bursts", "smooth_share", STOCK, 2.5),
-    Wanted("bursts", "smooth_share", PAIR, 2.0),
-    Wanted("bursts", "tokens_per_s", STOCK, 0.98),
-    Wanted("bursts", "p99_itl_ms", STOCK, 0.2, is_least=False),
-    Wanted("steps", "good_share", STOCK, 1.0),
-    Wanted("steps", "smooth_share", PAIR, 1.0),
-)
+WANTED = {
+    "bursts": (
+        Wanted("good_share", STOCK, 1.0),
+        Wanted("smooth_share", STOCK, 2.5),
+        Wanted("smooth_share", PAIR, 2.0),
+        Wanted("tokens_per_s", STOCK, 0.98),
+        Wanted("p99_itl_ms", STOCK, 0.2, is_least=False),
+    ),
+    "steps": (Wanted("good_share", STOCK, 1.0), Wanted("smooth_share", PAIR, 1.0)),
+}
 """What our scheduler is to reach in the median of the repeats."""
 
 
@@ -85,26 +70,15 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
     repeat: median, least and most."""
     for trace in dict.fromkeys(row.trace for row in rows):
         pair = next(iter(best(rows, trace, 1)), "")
-        for wanted in WANTED:
-            other = pair if wanted.other == PAIR else wanted.other
-            if wanted.trace == trace and ratios(rows, trace, INNER, other, wanted.of):
-                yield _verdict(rows, wanted, other)
+        for wanted in WANTED.get(trace, ()):
+            against = wanted._replace(other=pair) if wanted.other == PAIR else wanted
+            yield from verdict(rows, trace, INNER, against)
         tuned = [name for name in (INNER, BEFORE, GATE) if runs(rows, trace, name)]
         for name in tuned:
             for other in (STOCK, pair, *tuned[tuned.index(name) + 1 :]):
                 if runs(rows, trace, other) and (name == INNER or other == STOCK):
                     yield compared(rows, trace, name, other)
-        yield drifts(rows, trace)
-
-
-def _verdict(rows: Sequence[Row], wanted: Wanted, other: str) -> str:
-    trace, of = wanted.trace, wanted.of
-    found = ratios(rows, trace, INNER, other, of)
-    bound = f"at {'least' if wanted.is_least else 'most'} {wanted.bound:g}"
-    verdict = "met" if wanted.is_met(median(found)) else "MISSED"
-    told = f"{trace}: {COMPARED[of]} {spread(found, '.2f')} times that of {other}, {bound} wanted"
-    before = spread(ratios(rows, trace, BEFORE, other, of), ".2f")
-    return f"{told}: {verdict} ({BEFORE}: {before})."
+        yield from drifts(rows, trace)
 
 
 def rows_png(rows: Sequence[Row], path: Path) -> None:

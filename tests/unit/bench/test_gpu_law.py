@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench import gpu
-from bench.gpu_law import CELLS, CONTENDERS, EVERY_S, RUN_S, WHOLE, Cell, made
+from bench.gpu_law import CELLS, CONTENDERS, EVERY_S, LAW, RUN_S, Cell, made
 from bench.real_rows import OURS, Row, make_row
 from sluice.measure.client import Outcome
 from sluice_core.contract import StepModel
@@ -25,8 +25,8 @@ def test_all_contenders_of_a_cell_meet_its_share_of_the_capacity(cell: Cell) -> 
 
 
 def row(name: str, num_good: int) -> Row:
-    targets, outcomes = Targets("99", 1000.0, 20.0, None), [ANSWERED] * num_good
-    outcomes += [None] * (10 - num_good)
+    targets = Targets("99", 1000.0, 20.0, None)
+    outcomes = [ANSWERED if place < num_good else None for place in range(10)]
     told = (outcomes, targets, 30.0, 5.0, [(0.0, 69)], 12.0, 10)
     return replace(make_row(str(CELLS[0]), name, 0, *told), profile=MODEL, fitted=MODEL)
 
@@ -38,7 +38,9 @@ def test_the_page_has_each_cell_with_the_profile_and_the_best_fixed_setting(tmp_
     again = msgspec.json.decode((tmp_path / "gpu.json").read_bytes(), type=gpu.Results)
     assert [row.profile for row in again.law] == [MODEL] * 3
     told = (tmp_path / "gpu-measured.md").read_text()
-    assert f"**{WHOLE}**" in told
-    assert f"{OURS} over {WHOLE}: good 1.11, smooth 1.11, good in the first 10 s 1.11" in told
+    assert f"**{LAW}**" in told
+    assert f"{OURS} over {LAW}: good 1.11, smooth 1.11, good in the first 10 s 1.11" in told
+    assert f"smooth 1.11 times that of {LAW}, at least 1 wanted: met" in told
+    assert "0.0 changes" in told
     assert "predicted a cap of 69" in told
     assert (tmp_path / "gpu-law.png").read_bytes().startswith(b"\x89PNG")

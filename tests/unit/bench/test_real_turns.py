@@ -2,6 +2,10 @@
 
 import asyncio
 import json
+import os
+import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +13,14 @@ from pathlib import Path
 import pytest
 from bench.real_rows import Row, make_row
 from bench.real_turns import ROOT, Kept, Setting, commit_of, turns
+from bench.serving import product_of
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice.measure.client import Outcome
 from sluice_operator.tuner import Targets
 
-TRACES, NAMES, REPEATS = ("steps", "bursts"), ("stock", "cap 8", "ours"), 2
-TOLD = {"date": "today", "repeats": REPEATS, "ttft_ms": 2000.0, "seconds": 45.0, "seed": 3}
+TRACES, NAMES, REPEATS, SEED, TTFT_MS = ("steps", "bursts"), ("stock", "cap 8", "ours"), 2, 3, 2e3
+TOLD = {"date": "today", "repeats": REPEATS, "ttft_ms": TTFT_MS, "seconds": 45.0, "seed": SEED}
 ANSWERED = Outcome("ok", "", 0.2, 0.3, 3, (0.04, 0.045), 0)
 
 
@@ -32,7 +37,7 @@ class Engine:
     runs: list[tuple[str, str, int, float]] = field(default_factory=list)
 
     async def setting(self) -> Setting:
-        return Setting(Targets("99", TOLD["ttft_ms"], 50 * await self.per_s(), None), self.speed)
+        return Setting(Targets("99", TTFT_MS, 50 * await self.per_s(), None), self.speed)
 
     async def per_s(self) -> float:
         self.speed += 1
@@ -47,7 +52,7 @@ class Engine:
 
 
 def run(engine: Engine, kept: Kept, repeats: int = REPEATS) -> None:
-    asyncio.run(turns(engine, kept, TRACES, lambda _: NAMES, repeats, TOLD["seed"]))
+    asyncio.run(turns(engine, kept, TRACES, lambda _: NAMES, repeats, SEED))
 
 
 @given(cut=st.integers(0, REPEATS * len(TRACES) * len(NAMES)))
@@ -103,3 +108,11 @@ def test_only_a_checkout_has_a_commit(tmp_path: Path) -> None:
     assert len(commit_of(ROOT)) == 8
     with pytest.raises(SystemExit, match="is no checkout"):
         commit_of(tmp_path)
+
+
+def test_the_product_of_another_checkout_is_what_a_process_runs(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "core", tmp_path / "core")
+    command = [sys.executable, "-c", "import sluice_core; print(sluice_core.__file__)"]
+    environ = {**os.environ, **product_of(tmp_path)}
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).is_relative_to(tmp_path)
