@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
-from .bounded import Count, NonNegative, Positive, Seconds
+from .bounded import Count, NonNegative, Positive, Seconds, Share
 from .latency import StepLaw
 
 T = TypeVar("T")
@@ -84,6 +84,7 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     slo: Slo | None = None
     overload: Overload | None = None
     scheduling_policy: SchedulingPolicy | None = None
+    hold_share: Share | None = None
 
 
 class Waiting(Struct, frozen=True):
@@ -113,7 +114,8 @@ class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
 
     `cap_is`: gate if the cap is held before an engine that runs more. `gaps_from`: what the
     inter-token gaps are measured on. `chunk_is`: fixed if the engine's prefill chunks,
-    `max_num_batched_tokens`, do not follow the targets.
+    `max_num_batched_tokens`, do not follow the targets. `hold_share`: as in `wire.EngineLimits`;
+    None in an older pod, which would refuse a patch with it.
     """
 
     epoch: Count
@@ -130,6 +132,7 @@ class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
     cap_is: CapIs = "live"
     gaps_from: GapsFrom = "tokens"
     chunk_is: ChunkIs = "live"
+    hold_share: Share | None = None
 
 
 class Causes(Struct, frozen=True):

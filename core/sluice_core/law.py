@@ -123,6 +123,8 @@ class _Step:
         self.times, self.limits, self.load, self.before = times, limits, load, before
         self.whole = max(limits.max_num_batched_tokens - load.num_reserved, 1)
         self.base = self.room(load.num_decodes, load.kv_tokens)
+        if self.base <= MIN_CHUNK_TOKENS and not self._unexpired:
+            self.base = min(self.whole, max(self.base, times.worthwhile))
 
     def room(self, decodes: int, kv_tokens: int) -> int:
         """The chunk that keeps a step within the target, at least the smallest."""
@@ -154,18 +156,30 @@ class _Step:
         """Time until its first token is due."""
         return 1e3 * (prompt.due_s - self.load.now_s)
 
-    def in_time(self, token_ms: float, early_ms: float = 0.0) -> list[Prompt]:
+    def in_time(self, token_ms: float, early_ms: float = 0.0, share: float = 1.0) -> list[Prompt]:
         """Prompts that can be in time if each token takes so long, by deadline; the fewest are
-        left out."""
+        left out. `share`: of the time from arrival to deadline."""
         prompts, early_s = self.load.prompts, early_ms / 1e3
-        terms = [Terms(p.priority, p.due_s - early_s, p.arrived_s, p.left) for p in prompts]
+        due_s = (share * p.due_s + (1 - share) * p.arrived_s - early_s for p in prompts)
+        both = zip(prompts, due_s, strict=True)
+        terms = [Terms(p.priority, by_s, p.arrived_s, p.left) for p, by_s in both]
         return [prompts[i] for i in arrange(terms, self.load.now_s, Pace(token_ms / 1e3))[0]]
 
     @cached_property
     def rescuable(self) -> list[Prompt]:
         """Those in time in the longest steps, with time left for a release."""
+        return self._rescuable(1.0)
+
+    def _rescuable(self, share: float) -> list[Prompt]:
         token_ms = self.token_ms + self.now_fixed_ms / self.whole
-        return self.in_time(token_ms, self.safe_ms + self.now_fixed_ms)
+        return self.in_time(token_ms, self.safe_ms + self.now_fixed_ms, share)
+
+    @property
+    def ends_in_its_share(self) -> bool:
+        """True if a hold of all `rescuable` ends within `hold_share`. Long steps of one that is cut
+        short would be for nothing."""
+        share = self.limits.hold_share
+        return share == 1 or (share > 0 and len(self._rescuable(share)) == len(self.rescuable))
 
     @cached_property
     def is_long(self) -> bool:
@@ -234,7 +248,7 @@ def _hold(step: _Step) -> Division | None:
     if not (load.may_hold and load.prompts) or (load.num_decodes and not step.is_long):
         return None
     prompts = step.rescuable
-    if not prompts or step.is_calm(prompts):
+    if not prompts or step.is_calm(prompts) or not step.ends_in_its_share:
         return None
     fits = step.long_tokens(prompts)
     if fits < LEAST_LONG_TOKENS:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contract import StepModel
-from .latency import MIN_CHUNK_TOKENS, NO_LIMIT, Tail, chunk_limit
+from .latency import MIN_CHUNK_TOKENS, NO_LIMIT, Tail, chunk_limit, quantile
 
 REFIT_S = 1.0
 """Seconds from one fit of the model to the next."""
@@ -39,12 +39,9 @@ BUCKET_RECORDS = 64
 ANCHOR_WEIGHT = 0.02
 """Weight of a profile record; a recent one has 1."""
 MIN_JUDGED = 32
-TAIL_QUANTILE = 0.995
-"""Two minutes give some hundred records: at P99.9, two hiccups left no room for prefill."""
+"""Fewest records, or chunks, whose quantiles say anything."""
 MODEL_QUANTILE = 0.99
 STRETCH_QUANTILE = 0.9
-NORMAL_TAIL = 2.41
-"""A normal's P99.9 above its median, over its P90 above it."""
 MAX_STEP_MS = 5000.0
 """Most ms of a step with a prompt chunk, whatever the targets. Newcomers, aborts and cap changes
 wait for its end; after three such times a worker counts as stalled (`health`)."""
@@ -168,11 +165,10 @@ class StepTimes:
         if self.model is None:
             return NO_LIMIT
         limit_ms = MAX_STEP_MS if itl_ms is None or not decodes else min(itl_ms, MAX_STEP_MS)
-        limit = chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
-        return limit if limit >= MIN_CHUNK_TOKENS else max(limit, self._worthwhile)
+        return chunk_limit(self.model, self.tail, limit_ms, decodes, kv_tokens, self.slowdown)
 
     @property
-    def _worthwhile(self) -> int:
+    def worthwhile(self) -> int:
         """Tokens that take as long as a chunk costs by itself, but at most twice what was measured.
 
         No chunk may keep the target. Then few long ones break it less often than many short ones.
@@ -248,12 +244,14 @@ class StepTimes:
         judged = rows[: len(recent)] if len(recent) >= MIN_JUDGED else rows
         predicted = np.maximum(judged[:, WORK:] @ coefficients, 1e-6)
         a, b, c, d, *chunk_ms = coefficients.tolist()
-        stretch = _stretch(judged, rows, coefficients)
+        stretch = _stretch(judged, self._anchor, coefficients)
         predicted += (stretch - 1) * d * judged[:, PREFILL]
-        quantile = _quantile(judged[:, MS] / predicted, MODEL_QUANTILE)
-        tail_ms = _tail_ms(judged[:, MS] - predicted, judged[:, PREFILL])
-        self.tail = Tail(tail_ms, stretch, sum(chunk_ms))
-        self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=quantile)
+        beyond = judged[:, MS] - predicted
+        chunks = beyond[judged[:, PREFILL] >= LEAST_CHUNK]
+        of_chunks = _ascending(chunks) if len(chunks) >= MIN_JUDGED else ()
+        self.tail = Tail(_ascending(beyond), of_chunks, stretch, sum(chunk_ms))
+        resid_q = _quantile(judged[:, MS] / predicted, MODEL_QUANTILE)
+        self.model = StepModel(a=a, b=b, c=c, d=d, n=len(judged), resid_q=resid_q)
 
 
 @dataclass(slots=True)
@@ -273,40 +271,36 @@ class _Interference:
         return self.before.step_ms(decodes, kv_tokens, prefill_tokens) + chunk_ms
 
 
-def _stretch(judged: Matrix, rows: Matrix, coefficients: Matrix) -> float:
-    """`Tail.stretch`, of the chunks among `judged`, or of all where those are few."""
-    d = coefficients[3]
-    chunks = judged[judged[:, PREFILL] >= LEAST_CHUNK]
-    if len(chunks) < MIN_JUDGED:
-        chunks = rows[rows[:, PREFILL] >= LEAST_CHUNK]
-    if not len(chunks) or d <= 0:
+def _stretch(judged: Matrix, anchor: Matrix, coefficients: Matrix) -> float:
+    """`Tail.stretch`, of the chunks among `judged`, or of the profile's where those are few.
+
+    Chunks count that take as long as their launch. In shorter ones the launch's noise is larger
+    than what their tokens take.
+    """
+    d, chunk_ms = coefficients[3], coefficients[4:].sum()
+    if d <= 0:
         return 1.0
-    taken = chunks[:, MS] - chunks[:, WORK:PREFILL] @ coefficients[:3] - coefficients[4:].sum()
+    chunks, profiled = (_long_chunks(rows, chunk_ms / d) for rows in (judged, anchor))
+    if len(chunks) < MIN_JUDGED and len(profiled):
+        chunks = profiled
+    if not len(chunks):
+        return 1.0
+    taken = chunks[:, MS] - chunks[:, WORK:PREFILL] @ coefficients[:3] - chunk_ms
     return max(1.0, _quantile(taken / (d * chunks[:, PREFILL]), STRETCH_QUANTILE))
 
 
-def _tail_ms(beyond: Matrix, prefill: Matrix) -> float:
-    """`Tail.ms`, of all steps, or of those with a chunk: they are long, and so is their noise.
-
-    There are some hundred chunks at most, and the largest may be a hiccup. Their P99.9 is estimated
-    from their P90, as if they were normal.
-    """
-    tail_ms = _quantile(beyond, TAIL_QUANTILE)
-    chunks = beyond[prefill >= LEAST_CHUNK]
-    if len(chunks) < MIN_JUDGED:
-        return tail_ms
-    median, high = _quantile(chunks, 0.5), _quantile(chunks, 0.9)
-    normal = median + NORMAL_TAIL * (high - median)
-    return max(tail_ms, normal)
+def _long_chunks(rows: Matrix, worth: float) -> Matrix:
+    """Rows with a chunk of at least `worth` tokens."""
+    return rows[rows[:, PREFILL] >= max(worth, LEAST_CHUNK)]
 
 
-def _quantile(values: Matrix, quantile: float) -> float:
+def _ascending(values: Matrix) -> tuple[float, ...]:
+    return tuple(np.sort(values).tolist())
+
+
+def _quantile(values: Matrix, share: float) -> float:
     """As `np.quantile`, whose checks cost more than the sorting."""
-    ordered = np.sort(values)
-    place = quantile * (len(ordered) - 1)
-    below = int(place)
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    return float(low + (high - low) * (place - below))
+    return float(quantile(np.sort(values), share, len(values)))
 
 
 def _sizes(rows: Matrix) -> NDArray[np.int32]:

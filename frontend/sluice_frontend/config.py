@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 
 import msgspec
 from msgspec import Meta
+from sluice_core.bounded import Share
 from sluice_core.contract import MAX_MS, Overload, SchedulingPolicy, Slo
 from sluice_core.errors import CheckpointError, ConfigError
 from sluice_core.model.files import cause, refuse_pointer
@@ -25,6 +26,10 @@ API_KEY = "VLLM_API_KEY"
 """vLLM's environment variable for the key of the API."""
 MAX_TEXT_BYTES = 1 << 20
 """Bound of a file that a flag names: keys, a chat template."""
+HOLD_SHARE_SAYS = (
+    "share of the time to --slo-ttft-ms for which a computed prompt may be held, so that steps of "
+    "long prompts break no decodes; 0: first tokens come as soon as they can"
+)
 
 
 def flag(text: str, default: object = None, **more: str) -> Any:
@@ -216,6 +221,7 @@ class RuntimeFiles(SloFlags):
     epoch: int | None = flag("of the cap")
     scheduling_policy: SchedulingPolicy | None = flag("the order")
     overload: Overload | None = flag("as --overload")
+    hold_share: Share | None = flag("as --hold-share")
 
 
 class Parser(argparse.ArgumentParser):
@@ -272,7 +278,11 @@ def converted(given: argparse.Namespace, config: type, problems: list[str]) -> d
 
 
 def contradictions(
-    server: ServerConfig, ceiling: int | None, initial: int | None, ttft_ms: float | None
+    server: ServerConfig,
+    ceiling: int | None,
+    initial: int | None,
+    ttft_ms: float | None,
+    hold_share: float,
 ) -> list[str]:
     """A sentence for each two flags of any server that are sound alone, but not together."""
     problems = []
@@ -289,6 +299,8 @@ def contradictions(
         )
     if server.overload == "Shed" and ttft_ms is None:
         problems.append("--overload Shed needs --slo-ttft-ms, the target that it sheds for")
+    if hold_share < 1 and ttft_ms is None:
+        problems.append("--hold-share needs --slo-ttft-ms, the target that it is a share of")
     for text in server.trusted_proxies:
         try:
             ip_network(text)

@@ -92,8 +92,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Gate
     url = urlsplit(engine.setdefault("upstream", ""))
     if url.scheme not in ("http", "https") or not url.netloc:
         problems.append("--upstream is required: the engine's URL, as http://127.0.0.1:8100")
-    most, initial = engine.get("max_num_seqs"), engine.get("initial_num_seqs")
-    problems += contradictions(GateServerConfig(**server), most, initial, slo.get("slo_ttft_ms"))
+    told = EngineFlags(**engine)
+    problems += contradictions(
+        GateServerConfig(**server),
+        told.max_num_seqs,
+        told.initial_num_seqs,
+        slo.get("slo_ttft_ms"),
+        told.hold_share,
+    )
     problems += file_problems(server | engine)
     if "overload" in files:
         server["overload"] = files.pop("overload")

@@ -42,6 +42,7 @@ def live_at_start(config: GateConfig) -> RuntimeLimits:
         slo=server.slo,
         overload=server.overload,
         scheduling_policy=engine.scheduling_policy,
+        hold_share=engine.hold_share,
     )
 
 

@@ -5,7 +5,7 @@
 The machines are a vLLM-like CPU, calm, noisy and with hiccups, and a GPU with launches, stalls and
 sizes that were never rehearsed (`bench.law_runs`). All contenders start cold. `--before`: the
 checkout of an older commit that has these machines in its `sluice simulate`; its law meets the same
-requests. All takes an hour of one CPU.
+requests. All takes half an hour of one CPU.
 """
 
 import argparse

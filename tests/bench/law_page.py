@@ -23,8 +23,9 @@ and at most 1 % of its gaps are late.
 - **ours** has the law of a step: inside of stock vLLM on the CPU, with worker and tuner on the GPU.
 - **before** is the older commit, on the same requests.
 """
-HEAD = ("load", "contender", "good, %", "smooth, %", f"first {EARLY_S:g} s: good, %", "smooth, %",
-        "first token P50, s", "P99, s", "gap P99, ms", "tokens/s", "cap changes")  # fmt: skip
+HEAD = ("load", "contender", "good, %", "smooth, %")
+EARLY_HEAD = (f"first {EARLY_S:g} s: good, %", "smooth, %")
+REST_HEAD = ("first token P50, s", "P99, s", "gap P99, ms", "tokens/s", "cap changes")
 FAMILIES = ("pair", "whole", "cap")
 BEFORE = "before"
 COLOURS = {STOCK: "C7", "best pair": "C0", "best whole": "C2", "best cap": "C1", "ours": "C3",
@@ -83,7 +84,8 @@ def page(now: Sequence[Row], before: Sequence[Row], per_s: dict[str, float]) -> 
     parts = [EXPLAINED, "## In short\n\n" + _summary(of_cells)]
     for machine in dict.fromkeys(cell.machine for cell in of_cells):
         parts.append(f"## {machine}\n\n{_described(machine, per_s[machine])}\n\n")
-        parts[-1] += _table(HEAD, _lines(of_cells, machine))
+        early_head = EARLY_HEAD if _is_gpu(machine) else ()
+        parts[-1] += _table((*HEAD, *early_head, *REST_HEAD), _lines(of_cells, machine))
     return "\n".join(parts)
 
 
@@ -108,13 +110,16 @@ def _described(name: str, per_s: float) -> str:
     )
 
 
+def _is_gpu(machine: str) -> bool:
+    return MACHINES[machine].burst_s is not None
+
+
 def _lines(of_cells: dict[Cell, list[Shown]], machine: str) -> Iterator[list[str]]:
-    has_early = MACHINES[machine].burst_s is not None
     for cell, lines in of_cells.items():
         if cell.machine == machine:
             load = f"{cell.trace} {cell.load:g}"
             for index, line in enumerate(lines):
-                yield ["" if index else load, *_figures(line, has_early=has_early)]
+                yield ["" if index else load, *_figures(line, has_early=_is_gpu(machine))]
 
 
 def _figures(line: Shown, *, has_early: bool) -> list[str]:
@@ -123,7 +128,7 @@ def _figures(line: Shown, *, has_early: bool) -> list[str]:
         line.label,
         _spread(line, lambda r: 100 * r.good),
         _spread(line, lambda r: 100 * r.smooth),
-        *(_spread(line, figure) if has_early else "" for figure in early),
+        *(_spread(line, figure) for figure in early if has_early),
         f"{line.mean(lambda r: r.p50_ttft_ms) / 1e3:.2f}",
         _spread(line, lambda r: r.p99_ttft_ms / 1e3, 1),
         f"{line.mean(lambda r: r.p99_itl_ms):.0f}",
@@ -184,7 +189,7 @@ def picture(now: Sequence[Row], before: Sequence[Row], path: Path) -> None:
     of_cells = shown(now, before)
     kinds = {"CPU": False, "GPU": True}
     panels = {
-        kind: [c for c in of_cells if (MACHINES[c.machine].burst_s is not None) == is_gpu]
+        kind: [cell for cell in of_cells if _is_gpu(cell.machine) == is_gpu]
         for kind, is_gpu in kinds.items()
     }
     panels = {kind: chosen for kind, chosen in panels.items() if chosen}

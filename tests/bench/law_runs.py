@@ -43,9 +43,7 @@ STOCK_CAP, STOCK_BUDGET = 128, 2048
 class WholePod(SimulatedPod):
     """A worker whose chunks have no inter-token target."""
 
-    @property
-    def itl_ms(self) -> float | None:
-        return None
+    keeps_gaps = False
 
 
 PODS = {"foreign": ForeignPod, "inner": InnerPod, "worker": SimulatedPod, "whole": WholePod}

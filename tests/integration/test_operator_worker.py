@@ -162,6 +162,7 @@ def test_decisions_reach_the_engine_live_and_survive_both_restarts(
             _the_predicted_cap_is_adopted(operator, space, worker)
             _edited_targets_arrive(operator, space, worker)
             _an_edited_order_arrives(operator, space, worker)
+            _an_edited_share_of_a_hold_arrives(operator, space, worker)
             _a_lowered_maximum_arrives(operator, space, worker)
             operator.kill()
             _calm_under_a_new_operator(apiserver, space, models, tmp_path / "2.log", worker)
@@ -173,6 +174,7 @@ def test_decisions_reach_the_engine_live_and_survive_both_restarts(
             alone = second.config()  # before any operator is there
             assert alone["max_num_seqs"] == 3
             assert alone["slo"] == {"ttft_ms": 900.0, "itl_ms": 50.0, "e2e_ms": None}
+            assert alone["hold_share"] == 0.25
             with running_operator(apiserver, models, tmp_path / "3.log", space.name) as third:
                 third.await_passes(4)
                 assert second.config()["slo"] == alone["slo"]
@@ -213,6 +215,17 @@ def _an_edited_order_arrives(operator: OperatorProcess, space: Namespace, worker
     same = ("boot_id", "epoch", "max_num_seqs")
     assert [worker.config()[name] for name in same] == [before[name] for name in same]
     assert space.get("deployments", "demo")["spec"]["template"] == pods
+
+
+def _an_edited_share_of_a_hold_arrives(
+    operator: OperatorProcess, space: Namespace, worker: Worker
+) -> None:
+    before = worker.config()
+    assert before["hold_share"] == 1.0
+    space.patch("inferenceservices", "demo", {"spec": {"slo": {"holdShare": "0.25"}}})
+    operator.wait("the share", lambda: worker.config()["hold_share"] == 0.25)
+    same = ("boot_id", "epoch", "max_num_seqs", "slo")
+    assert [worker.config()[name] for name in same] == [before[name] for name in same]
 
 
 def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:

@@ -116,6 +116,7 @@ def test_a_cap_over_the_ceiling_is_answered_422_in_one_sentence(worker: Worker) 
         b'{"epoch": 100000000000000000000000000, "max_num_seqs": 4}',
         b'{"epoch": 99, "overload": "Maybe"}',
         b'{"epoch": 99, "scheduling_policy": "lifo"}',
+        b'{"epoch": 99, "hold_share": 1.5}',
     ],
 )
 def test_a_malformed_patch_is_answered_400_and_changes_nothing(worker: Worker, body: bytes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec import structs
 from sluice_core.contract import StepModel
-from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
+from sluice_core.steptime import REFIT_S, StepRecord
 from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.step import Outcome as BookedToken
 from sluice_worker.scheduling.step import Step
@@ -18,15 +18,8 @@ from .pod import SimulatedPod
 class ForeignPod(SimulatedPod):
     """A gate before an engine whose token budget is `params.max_num_batched_tokens`."""
 
-    is_profiled = False
+    is_profiled = keeps_gaps = False
     _prompt_ended_s = -1.0
-
-    def _start_model(self) -> StepTimes:
-        return StepTimes()
-
-    @property
-    def itl_ms(self) -> float | None:
-        return None
 
     def view(self, now_s: float) -> PodView:
         seen = super().view(now_s)

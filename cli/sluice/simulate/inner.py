@@ -1,7 +1,7 @@
 """Another engine with our scheduler inside (`sluice_vllm`): it sees steps, but has no profile."""
 
 from sluice_core.contract import StepModel
-from sluice_core.steptime import MIN_JUDGED, StepTimes
+from sluice_core.steptime import MIN_JUDGED
 from sluice_worker.scheduling.step import Step
 
 from .pod import SimulatedPod
@@ -13,9 +13,6 @@ class InnerPod(SimulatedPod):
 
     is_profiled = False
     _num_steps = 0
-
-    def _start_model(self) -> StepTimes:
-        return StepTimes()
 
     def _learn(self, step: Step, step_ms: float, now_s: float) -> StepModel | None:
         self._num_steps += 1

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from sluice_core.bounded import Share
 from sluice_core.contract import Overload, SchedulingPolicy
 from sluice_core.latency import StepLaw
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
@@ -15,7 +16,6 @@ MOST = 1e9
 NonNegative = Annotated[float, Meta(ge=0, le=MOST)]
 Positive = Annotated[float, Meta(gt=0, le=MOST)]
 Sigma = Annotated[float, Meta(ge=0, le=5)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 KvTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 """A pod's block pool keeps every block in memory, hence the bound."""
@@ -29,6 +29,7 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     """One service, and the law of its steps, before noise.
 
     `kv_tokens`: the KV memory of one pod; `cold_start_s`: from asking for a pod until it is ready.
+    `hold_share`: as the worker's flag.
     `between_ms`: from a step's end to the next one's start. `noise`: sigma of each step's
     log-normal factor. Interference: about every `interference_every_s` seconds (0: never) all steps
     take `interference_factor` times as long, for about `interference_mean_s`. `leak_per_hour`: the
@@ -63,6 +64,7 @@ class Params(StepLaw, frozen=True, forbid_unknown_fields=True):
     min_replicas: Count = 1
     max_replicas: Count = 1
     overload: Overload = "Queue"
+    hold_share: Share = 1.0
     order: SchedulingPolicy = "fcfs"
 
     @property

@@ -69,9 +69,11 @@ class UnderWay(NamedTuple):
 
 class SimulatedPod:
     """A worker, step by step. `run` makes time pass, `patch` changes its cap. `is_profiled`: its
-    start-up profile predicts the first cap; else that is the ceiling."""
+    start-up profile predicts the first cap; else that is the ceiling. `keeps_gaps`: the target of
+    gaps sizes its chunks."""
 
     is_profiled: ClassVar[bool] = True
+    keeps_gaps: ClassVar[bool] = True
 
     _recording: type[Recording] = Recording
     num_refused = 0
@@ -91,7 +93,7 @@ class SimulatedPod:
         self.cap, self.epoch, self.slo = cap, epoch, slo
         self.noise, self.delays = Noise(params, seed), Delays(params, seed)
         self.profiled = profile_records(params, seed)
-        self.times = self._start_model()
+        self.times = profile(params, self.profiled) if self.is_profiled else StepTimes()
         self.law = Law(self.times)
         self.terminating = False
         self._recorder = self._recording(name, start_s, start_s)
@@ -100,10 +102,6 @@ class SimulatedPod:
         num_blocks = params.kv_tokens // params.block_size
         self._recorder.engine.memory = MemoryReport({}, {}, num_blocks * params.block_size)
         self._prepare(start_s)
-
-    def _start_model(self) -> StepTimes:
-        """What the worker knows of its steps before the first one."""
-        return profile(self.params, self.profiled)
 
     def _prepare(self, start_s: float) -> None:
         params = self.params
@@ -121,15 +119,12 @@ class SimulatedPod:
         self._shared: dict[str | int, int] = {}  # name of a prefix -> the token that fills it
 
     def _limits(self) -> EngineLimits:
+        itl_ms = self.slo.itl_ms if self.keeps_gaps else None
         return EngineLimits(
-            self.epoch, self.cap, self.params.max_num_batched_tokens, self.itl_ms,
+            self.epoch, self.cap, self.params.max_num_batched_tokens, itl_ms,
             self.slo.ttft_ms, self.params.order,
+            self.params.hold_share,
         )  # fmt: skip
-
-    @property
-    def itl_ms(self) -> float | None:
-        """The inter-token target that sizes chunks."""
-        return self.slo.itl_ms
 
     @property
     def is_idle(self) -> bool:

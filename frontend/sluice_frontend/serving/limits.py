@@ -31,7 +31,10 @@ class Manner(NamedTuple):
 
 
 class RuntimeLimits(Struct, frozen=True):
-    """The configuration that is in force. `scheduling_policy`: None unless one was asked for."""
+    """The configuration that is in force. `scheduling_policy`: None unless one was asked for.
+
+    `hold_share`: as in `wire.EngineLimits`.
+    """
 
     epoch: int
     max_num_seqs: int
@@ -39,6 +42,7 @@ class RuntimeLimits(Struct, frozen=True):
     slo: Slo
     overload: Overload
     scheduling_policy: SchedulingPolicy | None
+    hold_share: float = 1.0
 
     @property
     def policy(self) -> SchedulingPolicy:
@@ -57,6 +61,7 @@ class RuntimeLimits(Struct, frozen=True):
             itl_ms=self.slo.itl_ms,
             ttft_ms=self.slo.ttft_ms,
             policy=self.policy,
+            hold_share=self.hold_share,
         )
 
     def changed(self, patch: RuntimePatch, *, ceiling: int, largest_budget: int) -> "RuntimeLimits":

@@ -3,8 +3,9 @@
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
+from sluice_core.bounded import Share
 from sluice_core.contract import SchedulingPolicy
-from sluice_frontend.config import Positive, flag
+from sluice_frontend.config import HOLD_SHARE_SAYS, Positive, flag
 
 from .engines import ENGINES, EngineFacts, EngineName
 
@@ -26,6 +27,7 @@ class EngineFlags:
     scheduling_policy: SchedulingPolicy | None = flag(
         "who is served first; default: deadline with --slo-ttft-ms, else fcfs"
     )
+    hold_share: Share = flag(HOLD_SHARE_SAYS, 1.0)
     health_path: str | None = flag("a path that answers 200 while the engine serves")
     engine_admin_key_file: Path | None = flag("file of SGLang's admin key, for its live cap")
     engine_socket: Path | None = flag("Unix socket on which sluice_vllm inside vLLM finds the gate")

@@ -115,6 +115,7 @@ def _targets(service: InferenceService) -> dict[str, str]:
         **given,
         "overload": slo.told_overload,
         "scheduling_policy": service.spec.scheduling_policy,
+        "hold_share": str(slo.hold_share),
     }
 
 

@@ -578,6 +578,8 @@ def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPa
             "overload": spec.slo.told_overload,
             "scheduling_policy": spec.scheduling_policy,
         }
+        if config.hold_share is not None:
+            wanted["hold_share"] = spec.slo.hold_share
         if any(getattr(config, name) != value for name, value in wanted.items()):
             yield PodPatch(pod, RuntimePatch(**wanted))
 

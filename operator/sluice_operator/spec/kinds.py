@@ -81,6 +81,10 @@ _PERCENTILE: Final = Amount(
     r"[5-9][0-9](\.[0-9]{1,2})?", {"": 1}, "50", "99.99",
     'must be a string from "50" to "99.99", such as "99.9"',
 )  # fmt: skip
+_SHARE: Final = Amount(
+    r"0(\.[0-9]{1,4})?|1(\.0{1,4})?", {"": 1}, "0", "1",
+    'must be a string from "0" to "1", such as "0.5"',
+)  # fmt: skip
 _MILLISECONDS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
@@ -144,6 +148,11 @@ Utilization = Annotated[float, Meta(extra=_spelled(
     _UTILIZATION.message, lambda value: float(_UTILIZATION.read(value)), default="0.90",
 ))]  # fmt: skip
 """A share of (0, 1], a text in the object, for the schema has no floats."""
+Share = Annotated[float, Meta(extra=_spelled(
+    _INT_OR_STRING, matches(_SHARE.pattern, "string(self)"), _SHARE.message,
+    lambda value: float(_SHARE.read(value)), default="1",
+))]  # fmt: skip
+"""A share of [0, 1], in the object a text, or an integer where it is one (YAML's 0)."""
 Percentile = Annotated[str, Meta(extra=_spelled(
     _INT_OR_STRING, matches(_PERCENTILE.pattern, "string(self)"), _PERCENTILE.message,
     _PERCENTILE.written,

@@ -111,6 +111,8 @@ RULES: Final[dict[str, dict[str, str]]] = {
             "timeToFirstToken must not be over endToEnd",
         "self.overload != 'Shed' || has(self.timeToFirstToken)":
             "overload Shed needs timeToFirstToken, the target that it sheds for",
+        "string(self.holdShare).startsWith('1') || has(self.timeToFirstToken)":
+            "holdShare needs timeToFirstToken, the target that it is a share of",
     },
     "spec.scaling": {
         "self.minReplicas <= self.maxReplicas":

@@ -19,6 +19,7 @@ from .kinds import (
     BodyBytes,
     NumSeqs,
     Percentile,
+    Share,
     SpecObject,
     Text,
     TextOrEmpty,
@@ -177,11 +178,17 @@ class Batching(SpecObject, frozen=True):
     speculation: Speculation = "Auto"
 
 
-_SLO_NAMES = {"ttft_ms": "timeToFirstToken", "itl_ms": "interTokenLatency", "e2e_ms": "endToEnd"}
+_SLO_NAMES = {
+    "ttft_ms": "timeToFirstToken",
+    "itl_ms": "interTokenLatency",
+    "e2e_ms": "endToEnd",
+    "window_s": "window",
+    "hold_share": "holdShare",
+}
 _WHY_30M = "; workers keep evidence of half an hour"
 
 
-class SloSpec(SpecObject, frozen=True, rename=_SLO_NAMES | {"window_s": "window"}):
+class SloSpec(SpecObject, frozen=True, rename=_SLO_NAMES):
     """The promise. A target is None if it is not given; without any, the cap is memory's.
 
     percentile: Share of requests or gaps in percent.
@@ -190,6 +197,8 @@ class SloSpec(SpecObject, frozen=True, rename=_SLO_NAMES | {"window_s": "window"
     endToEnd: Request read to last token sent.
     window: The promise holds over every window of this length.
     overload: Shed refuses what can no longer meet timeToFirstToken; in mode Advisory nothing is.
+    holdShare: Share of timeToFirstToken for which the first token of a computed prompt may be held,
+      so that long prompts make fewer gaps late, as a string such as "0.5"; 0 holds none.
     mode: Advisory decides and reports, and changes neither the cap nor the replicas.
     """
 
@@ -201,6 +210,7 @@ class SloSpec(SpecObject, frozen=True, rename=_SLO_NAMES | {"window_s": "window"
         600.0
     )
     overload: Overload = "Queue"
+    hold_share: Share = 1.0
     mode: SloMode = "Enforce"
 
     @property

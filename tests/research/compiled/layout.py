@@ -40,7 +40,7 @@ class Fit(Structure):
     _fields_ = [
         ("model", Model),
         *_fields(
-            "tail_ms stretch max_age_s anchor_weight model_quantile tail_quantile stretch_quantile "
+            "stretch max_age_s anchor_weight model_quantile tail_quantile stretch_quantile "
             "interference_shift regime_s normal_tail max_step_ms",
             "bucket_records min_judged least_chunk interference_steps known_steps no_limit",
         ),

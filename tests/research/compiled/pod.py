@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from ctypes import byref, c_double, c_int64
 from itertools import chain
 
-import msgspec
 import numpy as np
 from research.compiled import layout
 from research.compiled.library import library
@@ -16,7 +15,7 @@ from sluice.simulate.params import Params
 from sluice.simulate.pod import Outcome, SimulatedPod
 from sluice.simulate.recording import Recording, Totals
 from sluice.simulate.trace import Request
-from sluice_core import ordering, steptime
+from sluice_core import latency, ordering, steptime
 from sluice_core.contract import (
     AT_CAP_SHARE,
     SKETCH_GAMMA,
@@ -31,9 +30,9 @@ from sluice_core.contract import (
     TokenGaps,
     Waiting,
 )
-from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
+from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.sketch import SMALLEST_MS
-from sluice_core.steptime import REFIT_S, StepTimes
+from sluice_core.steptime import REFIT_S
 from sluice_core.wire import Snapshot
 from sluice_worker.scheduling import running
 
@@ -82,7 +81,7 @@ class CompiledPod(SimulatedPod):
         rows = [dataclasses.astuple(record) for record in self.profiled]
         anchor = (layout.Row * len(rows))(*(layout.Row(*row, 1.0) for row in rows))
         config = _config(self.params, self.slo, self.cap, self.epoch, start_s)
-        self._pod = loaded.pod_new(byref(config), anchor, len(anchor), byref(_fit(self.times)))
+        self._pod = loaded.pod_new(byref(config), anchor, len(anchor), byref(_fit()))
         self._is_read = True
 
     def __del__(self) -> None:
@@ -196,10 +195,11 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
     )
 
 
-def _fit(times: StepTimes) -> layout.Fit:
-    model = layout.Model(*msgspec.structs.astuple(times.model)) if times.model else layout.Model()
-    constants = [getattr(steptime, name.upper()) for name, *_ in layout.Fit._fields_[3:-1]]
-    return layout.Fit(model, times.tail.ms, times.tail.stretch, *constants, NO_LIMIT)
+def _fit() -> layout.Fit:
+    """The constants; the library fits the model, from the profile on."""
+    known = vars(latency) | vars(steptime)
+    constants = [known[name.upper()] for name, *_ in layout.Fit._fields_[2:]]
+    return layout.Fit(layout.Model(), 1.0, *constants)
 
 
 def _sketch(pairs: list[int]) -> dict[int, int]:

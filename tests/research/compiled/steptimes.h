@@ -17,9 +17,9 @@ struct StepModel {
   double resid_q;
 };
 
-struct Fit {  // a step model and its `latency.Tail`, and the constants of steptime.py
+struct Fit {  // a step model and its stretch, and the constants of steptime.py and latency.py
   StepModel model;
-  double tail_ms, stretch;
+  double stretch;
   double max_age_s, anchor_weight, model_quantile, tail_quantile, stretch_quantile, interference_shift,
       regime_s, normal_tail, max_step_ms;
   int64_t bucket_records, min_judged, least_chunk, interference_steps, known_steps, no_limit;
@@ -33,9 +33,10 @@ class StepTimes {
  public:
   Fit fit;
 
-  StepTimes(const Row* rows, int64_t num, const Fit& first) : fit(first) {
-    anchor_.assign(rows, rows + num);
+  StepTimes(const Row* profile, int64_t num, const Fit& constants) : fit(constants) {
+    anchor_.assign(profile, profile + num);
     for (const Row& row : anchor_) known_ = std::max(known_, most(row.decodes));
+    fit_recent();
   }
 
   void add(Row row) {
@@ -63,9 +64,9 @@ class StepTimes {
 
   int64_t chunk_limit(double itl_ms, int64_t decodes, int64_t kv_tokens) const {
     const StepModel& m = fit.model;
-    double predicted_ms = predict_ms(m, decodes, kv_tokens, 0);
     double limit_ms = decodes ? std::min(itl_ms, fit.max_step_ms) : fit.max_step_ms;
-    double room_ms = limit_ms - std::max(fit.tail_ms, 0.0) - slowdown_ * predicted_ms;
+    double room_ms = limit_ms - slowdown_ * predict_ms(m, decodes, kv_tokens, 0);
+    room_ms -= tail_ms_within(room_ms);
     double per_token_ms = slowdown_ * (m.c + m.d * fit.stretch);
     return per_token_ms > 0 ? (int64_t)(room_ms / per_token_ms) : fit.no_limit;
   }
@@ -88,7 +89,8 @@ class StepTimes {
   std::vector<Row> rows_, anchor_, recent_;
   std::map<int64_t, Ring> rings_;
   std::deque<std::pair<size_t, double>> newest_;  // a row, and its measured over predicted time
-  std::vector<double> ratios_, beyond_, taken_;
+  std::vector<double> ratios_, taken_;
+  std::vector<double> steps_ms_, chunks_ms_;  // `Tail`'s
   std::vector<double> sizes_;
   double slowdown_ = 1.0;
   struct Interference {
@@ -170,49 +172,69 @@ class StepTimes {
     // A quantile of few is no quantile: until there are enough, the profile's count as well.
     size_t num_judged = recent_.size();
     recent_.insert(recent_.end(), anchor_.begin(), anchor_.end());
-    size_t num_rows = recent_.size();
-    if ((int64_t)num_judged < fit.min_judged) num_judged = num_rows;
-    fit.stretch = stretch(x, num_judged, num_rows);
-    ratios_.clear(), beyond_.clear(), taken_.clear();
+    if ((int64_t)num_judged < fit.min_judged) num_judged = recent_.size();
+    fit.stretch = stretch(x, num_judged);
+    ratios_.clear(), steps_ms_.clear(), chunks_ms_.clear();
     for (size_t i = 0; i < num_judged; i++) {
       const Row& row = recent_[i];
       double mean_ms = x[0] + x[1] * row.decodes + x[2] * row.kv_tokens + x[3] * row.prefill;
       double predicted = std::max(mean_ms, 1e-6) + (fit.stretch - 1) * x[3] * row.prefill;
       ratios_.push_back(row.ms / predicted);
-      beyond_.push_back(row.ms - predicted);
-      if (row.prefill >= fit.least_chunk) taken_.push_back(row.ms - predicted);
+      steps_ms_.push_back(row.ms - predicted);
+      if (row.prefill >= fit.least_chunk) chunks_ms_.push_back(row.ms - predicted);
     }
-    fit.tail_ms = quantile(beyond_, fit.tail_quantile);
-    if ((int64_t)taken_.size() >= fit.min_judged) {
-      double median = quantile(taken_, 0.5), high = quantile(taken_, 0.9);
-      double normal = median + fit.normal_tail * (high - median);
-      fit.tail_ms = std::max(fit.tail_ms, normal);
-    }
+    std::sort(steps_ms_.begin(), steps_ms_.end());
+    std::sort(chunks_ms_.begin(), chunks_ms_.end());
+    if ((int64_t)chunks_ms_.size() < fit.min_judged) chunks_ms_.clear();
     double resid_q = quantile(ratios_, fit.model_quantile);
     fit.model = {x[0], x[1], x[2], x[3], (int64_t)num_judged, resid_q};
   }
 
-  double stretch(const Vector& x, size_t num_judged, size_t num_rows) {
-    for (size_t num : {num_judged, num_rows}) {
-      taken_.clear();
-      for (size_t i = 0; i < num; i++) {
-        const Row& row = recent_[i];
-        if (row.prefill < fit.least_chunk) continue;
-        double rest_ms = row.ms - (x[0] + x[1] * row.decodes + x[2] * row.kv_tokens);
-        taken_.push_back(rest_ms / (x[3] * row.prefill));
-      }
-      if ((int64_t)taken_.size() >= fit.min_judged) break;
+  double tail_ms_within(double room_ms) const {
+    double tail_ms = 0;
+    if (size_t num = num_within(steps_ms_, room_ms))
+      tail_ms = std::max(tail_ms, quantile_of_first(steps_ms_, fit.tail_quantile, num));
+    if (size_t num = num_within(chunks_ms_, room_ms)) {
+      double median = quantile_of_first(chunks_ms_, 0.5, num);
+      double high = quantile_of_first(chunks_ms_, 0.9, num);
+      tail_ms = std::max(tail_ms, median + fit.normal_tail * (high - median));
     }
-    if (taken_.empty() || x[3] <= 0) return 1.0;
-    return std::max(1.0, quantile(taken_, fit.stretch_quantile));
+    return tail_ms;
   }
 
-  static double quantile(std::vector<double>& values, double quantile) {
-    double place = quantile * (values.size() - 1);
-    size_t below = (size_t)place, above = std::min(below + 1, values.size() - 1);
-    std::nth_element(values.begin(), values.begin() + below, values.end());
-    double low = values[below];
-    double high = above > below ? *std::min_element(values.begin() + above, values.end()) : low;
+  static size_t num_within(const std::vector<double>& ascending, double most) {
+    return std::upper_bound(ascending.begin(), ascending.end(), most) - ascending.begin();
+  }
+
+  // Of `num_judged` recent rows, or of the profile if these have few chunks; it has no launches.
+  double stretch(const Vector& x, size_t num_judged) {
+    if (x[3] <= 0) return 1.0;
+    taken_of(x, recent_.data(), num_judged);
+    const std::vector<double> judged = taken_;
+    taken_of(x, anchor_.data(), anchor_.size());
+    if ((int64_t)judged.size() >= fit.min_judged || taken_.empty()) taken_ = judged;
+    return taken_.empty() ? 1.0 : std::max(1.0, quantile(taken_, fit.stretch_quantile));
+  }
+
+  // `taken_`: measured over mean times of the tokens of each chunk.
+  void taken_of(const Vector& x, const Row* rows, size_t num) {
+    taken_.clear();
+    for (const Row* row = rows; row != rows + num; row++) {
+      if (row->prefill < fit.least_chunk) continue;
+      double rest_ms = row->ms - (x[0] + x[1] * row->decodes + x[2] * row->kv_tokens);
+      taken_.push_back(rest_ms / (x[3] * row->prefill));
+    }
+  }
+
+  static double quantile(std::vector<double>& values, double share) {
+    std::sort(values.begin(), values.end());
+    return quantile_of_first(values, share, values.size());
+  }
+
+  static double quantile_of_first(const std::vector<double>& ascending, double share, size_t num) {
+    double place = share * (num - 1);
+    size_t below = (size_t)place, above = std::min(below + 1, num - 1);
+    double low = ascending[below], high = ascending[above];
     return low + (high - low) * (place - below);
   }
 

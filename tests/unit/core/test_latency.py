@@ -42,16 +42,17 @@ def test_steps_that_are_all_faster_than_the_model_promise_no_more_than_it() -> N
         for resid in (0.5, 1.0)
     ]
     assert caps[0] == caps[1] < 512
-    limits = [chunk_limit(LAW, Tail(ms), 30.0, 8, 1600) for ms in (-5.0, 0.0)]
+    limits = [chunk_limit(LAW, Tail([ms]), 30.0, 8, 1600) for ms in (-5.0, 0.0)]
     assert limits[0] == limits[1]
 
 
 def test_chunk_limit_keeps_the_tail_of_the_step_within_the_target() -> None:
-    limit = chunk_limit(LAW, Tail(10.0), 30.0, 8, 1600)
+    limit = chunk_limit(LAW, Tail([10.0]), 30.0, 8, 1600)
     assert 10.0 + LAW.step_ms(8, 1600 + limit, limit) <= 30.0
     assert 10.0 + LAW.step_ms(8, 1602 + limit, limit + 2) > 30.0
-    assert chunk_limit(LAW, Tail(10.0), 13.0, 8, 1600) <= 0
-    slow = chunk_limit(LAW, Tail(10.0), 30.0, 8, 1600, slowdown=1.5)
+    assert chunk_limit(LAW, Tail([6.9]), 13.0, 8, 1600) <= 0
+    assert chunk_limit(LAW, Tail([10.0]), 13.0, 8, 1600) == chunk_limit(LAW, Tail(), 13.0, 8, 1600)
+    slow = chunk_limit(LAW, Tail([10.0]), 30.0, 8, 1600, slowdown=1.5)
     assert 10.0 + 1.5 * LAW.step_ms(8, 1600 + slow, slow) <= 30.0
     assert 10.0 + 1.5 * LAW.step_ms(8, 1602 + slow, slow + 2) > 30.0
     free = StepLaw(a=2.0, b=0.3, c=0.0, d=0.0)

@@ -224,15 +224,19 @@ def test_where_blocks_lack_nobody_is_held() -> None:
     assert machine.num_late > Machine(*burst(14), smooth).run().num_late == 0
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_share_of_the_deadline_bounds_the_hold(share: float) -> None:
+@pytest.mark.parametrize(
+    ("share", "num", "num_held"), [(1.0, 22, 22), (0.5, 22, 0), (0.5, 13, 13), (0.0, 13, 0)]
+)
+def test_a_hold_ends_within_its_share_of_the_deadline_or_does_not_begin(
+    share: float, num: int, num_held: int
+) -> None:
     limits = EngineLimits(0, 128, 2048, ITL_MS, 4e3, "deadline", hold_share=share)
-    machine = Machine(*burst(22, due_s=4.0), smooth, limits)
+    machine = Machine(*burst(num, due_s=4.0), broken, limits)
     while machine.left:
         before_s = machine.now_s
         if machine.step().held:
             assert before_s < 4.0 * share
-    assert machine.num_held == (22 if share else 0)
+    assert machine.num_held == num_held
 
 
 def test_the_rules_are_told_in_their_order() -> None:

@@ -72,7 +72,8 @@ def create_config(**changes: Any) -> RuntimeConfig:
     values = {
         "epoch": 1, "max_num_seqs": 4, "max_num_batched_tokens": 2048,
         "slo": Slo(500.0, 50.0), "overload": "Queue", "ceiling": 64, "running": 0,
-        "waiting": Waiting(), "boot_id": "boot-1", "scheduling_policy": "deadline", **changes,
+        "waiting": Waiting(), "boot_id": "boot-1", "scheduling_policy": "deadline",
+        "hold_share": 1.0, **changes,
     }  # fmt: skip
     return RuntimeConfig(**values)
 

@@ -244,6 +244,7 @@ def live_at_start(config: WorkerConfig) -> RuntimeLimits:
         slo=server.slo,
         overload=server.overload,
         scheduling_policy=engine.scheduling_policy,
+        hold_share=engine.hold_share,
     )
 
 

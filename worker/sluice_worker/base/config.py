@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
+from sluice_core.bounded import Share
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.errors import ConfigError
 from sluice_core.hub.reference import FILE, Access, HubModel, access, hub_model
 from sluice_core.model.files import cause
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_frontend.config import (
+    HOLD_SHARE_SAYS,
     Milliseconds,
     Parser,
     Positive,
@@ -81,6 +83,7 @@ class EngineConfig:
         "who is served first; deadline: who can still have a first token in time; default: "
         "deadline with --slo-ttft-ms, else fcfs"
     )
+    hold_share: Share = flag(HOLD_SHARE_SAYS, 1.0)
     batching_mode: Literal["continuous", "static"] = flag(
         "static: one padded batch at a time", "continuous"
     )
@@ -245,7 +248,9 @@ def _contradictions(
 ) -> list[str]:
     """Flags that are sound alone, but not together."""
     ceiling = engine.max_num_seqs
-    problems = contradictions(server, ceiling, engine.initial_num_seqs, engine.ttft_ms)
+    problems = contradictions(
+        server, ceiling, engine.initial_num_seqs, engine.ttft_ms, engine.hold_share
+    )
     if ceiling is not None and engine.max_num_batched_tokens < ceiling:
         problems.append(
             f"--max-num-batched-tokens {engine.max_num_batched_tokens} is under --max-num-seqs "

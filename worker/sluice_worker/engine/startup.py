@@ -107,6 +107,7 @@ class _Start:
         runner = self._runner(model, plan.num_blocks, plan)
         _prepare(runner)
         if self.kind == "cuda":
+            records += self._time_decodes(runner, plan)
             self._rehearse(runner, plan)
         times = StepTimes(has_graphs=self.kind == "cuda")
         times.set_profile(records)
@@ -236,7 +237,10 @@ class _Start:
     # Profile
 
     def _profile(self, model: Decoder, plan: MemoryPlan) -> tuple[int, list[StepRecord]]:
-        """Time a few dummy steps, cheap ones first, and take the peak of a large one, in bytes."""
+        """Time a few dummy steps, cheap ones first, and take the peak of a large one, in bytes.
+
+        A GPU's decodes are not among them (`_time_decodes`).
+        """
         budget = self.config.max_num_batched_tokens
         largest = max(min(budget, self.max_model_len), 1)
         num_blocks = blocks_for(self.max_model_len, self.block_size)
@@ -246,7 +250,9 @@ class _Start:
         deadline = time.process_time() + PROFILE_CPU_S
         records = []
         for works in self._profile_steps(dummy, plan.ceiling, largest):
-            records.append(min((dummy.run(works) for _ in range(2)), key=lambda r: r.step_ms))
+            if self.kind == "cuda" and _only_decodes(works):
+                continue
+            records.append(dummy.quicker(works))
             if time.process_time() > deadline:
                 break
         prefills = [record for record in records if record.num_prefill_tokens]
@@ -254,6 +260,13 @@ class _Start:
         affordable = min(budget, max(int(1000 * MAX_STEP_S / rate_ms), MIN_CHUNK_TOKENS))
         peak = self._peak_bytes(dummy, affordable)
         return math.ceil(peak * budget / affordable), records
+
+    def _time_decodes(self, runner: Runner, plan: MemoryPlan) -> list[StepRecord]:
+        """Time a GPU's decodes as they will run: by the graphs of the runner that serves. Launched
+        one operation after the other, they take as long as a chunk, and the first cap may be 1."""
+        dummy = _Dummy(runner, min(self.max_model_len, plan.kv_tokens))
+        steps = self._profile_steps(dummy, plan.ceiling, self.max_model_len)
+        return [dummy.quicker(works) for works in steps if _only_decodes(works)]
 
     def _rehearse(self, runner: Runner, plan: MemoryPlan) -> None:
         """Run prefills of many sizes, the largest first. At each new size torch takes memory and
@@ -321,6 +334,7 @@ class _Start:
             itl_ms=config.itl_ms,
             ttft_ms=config.ttft_ms,
             policy=policy_in_force(config.scheduling_policy, config.ttft_ms),
+            hold_share=config.hold_share,
         )
 
     def _scheduler(self, plan: MemoryPlan, limits: EngineLimits) -> Scheduler:
@@ -404,6 +418,10 @@ class _Dummy:
             step_ms=1000 * (ended - started),
         )
 
+    def quicker(self, works: list[StepWork]) -> StepRecord:
+        """Run `works` twice, and return the quicker run."""
+        return min((self.run(works) for _ in range(2)), key=lambda record: record.step_ms)
+
     def _sequence(self, num_tokens: int, place: int = 0) -> Sequence:
         request = Submit("", packed([0] * num_tokens), 1, 0.0, 0, False, [], 0, 0.0)
         sequence = Sequence(request, seed=0, token_ids=request.prompt_token_ids)
@@ -411,6 +429,10 @@ class _Dummy:
         needed, num_blocks = blocks_for(num_tokens, size), blocks_for(self._max_model_len, size)
         sequence.block_ids = [(place * needed + i) % num_blocks for i in range(needed)]
         return sequence
+
+
+def _only_decodes(works: list[StepWork]) -> bool:
+    return all(work.num_tokens == 1 for work in works)
 
 
 def _prepare(runner: Runner) -> None:

@@ -51,7 +51,7 @@ def test_with_a_small_budget_a_cap_that_is_too_high_is_lowered_as_ever() -> None
     assert not result["slo_feasible"].startswith("PrefillInterference")
 
 
-@pytest.mark.parametrize("pod", ["sluice", "foreign"])
+@pytest.mark.parametrize("pod", ["sluice", "foreign", "inner"])
 def test_only_a_gate_says_what_to_set(pod: str) -> None:
     result = simulate(SERVICE, TARGETS, trace(1.0, 20), "sluice", 1, pod=pod)
     assert ("slo_feasible" in result) == (pod == "foreign")

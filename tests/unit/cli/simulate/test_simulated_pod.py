@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from bench.law_runs import CPUV, trace_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice.measure.targets import read_targets
@@ -53,6 +54,19 @@ def ticks(pod: SimulatedPod) -> list[Tick]:
 def num_computed(pod: SimulatedPod) -> int:
     """Tokens of prompts that were computed in chunks."""
     return sum(tick.prefill_tokens for tick in ticks(pod))
+
+
+def test_a_hold_of_no_time_brings_early_first_tokens_and_late_gaps() -> None:
+    trace, targets = trace_of(CPUV, "bursts", 2.4, seed=1), read_targets("ttft=2s,itl=65ms")
+
+    def told(share: float) -> dict[str, float]:
+        params = msgspec.structs.replace(CPUV.params, order="deadline", hold_share=share)
+        return simulate(params, targets, trace, "sluice", 1)
+
+    whole, none = told(1.0), told(0.0)
+    assert none["p50_ttft_ms"] < 0.8 * whole["p50_ttft_ms"]
+    assert none["good_share"] < whole["good_share"]
+    assert none["smooth_share"] < whole["smooth_share"]
 
 
 # Prefixes

@@ -44,7 +44,7 @@ def test_what_cannot_be_in_force_is_refused_by_its_field(
 
 def test_targets_need_no_new_epoch() -> None:
     fields = {"slo": Slo(itl_ms=50), "overload": "Shed", "scheduling_policy": "priority"}
-    assert changed(**fields) == replace(LIVE, **fields)
+    assert changed(**fields, hold_share=0) == replace(LIVE, **fields, hold_share=0)
 
 
 @given(st.integers(0, 20), st.integers(1, 20) | st.none(), st.integers(1, 2000) | st.none())

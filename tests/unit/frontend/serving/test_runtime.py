@@ -119,6 +119,17 @@ async def test_a_foreign_engine_gets_what_its_limits_hold_and_a_cap_that_is_chan
     assert evidence.ticks[0].ttft.by == Causes(outside=1, cap=1)
 
 
+async def test_a_share_of_a_hold_reaches_the_engine_live_until_the_next_one() -> None:
+    runtime = create_runtime(ServerConfig())
+    runtime.backend.ready = READY
+    runtime.ready(READY)
+    assert runtime.runtime_config().hold_share == 1
+    for share in (0.0, None, 0.5):
+        told = runtime.patch(RuntimePatch(epoch=0, slo=Slo(ttft_ms=500), hold_share=share))
+        assert told.hold_share == (share or 0)
+    assert [limits.hold_share for limits in runtime.backend.limits] == [0, 0.5]
+
+
 async def test_a_request_whose_tokens_somebody_else_counts_meets_the_same_queue() -> None:
     runtime = create_runtime(ServerConfig(max_num_queued_reqs=1))
     runtime.backend.ready = READY

@@ -337,7 +337,8 @@ def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> N
     """It predicts its first cap for them; the object's edits restart no pod."""
     from sluice_worker.base import config
 
-    service = create_service(slo__overload="Shed", slo__interTokenLatency="40ms")
+    changes = {"slo__overload": "Shed", "slo__interTokenLatency": "40ms", "slo__holdShare": "0.25"}
+    service = create_service(**changes)
     data = manifests.configmap(service, SETTINGS, Runtime(3, 7, 1))["data"]
     for name, text in data.items():
         (tmp_path / name).write_text(text)
@@ -348,7 +349,7 @@ def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> N
     assert worker.server.overload == "Shed"
     assert worker.engine.scheduling_policy == "deadline"
     assert (worker.engine.itl_ms, worker.engine.epoch) == (40.0, 3)
-    assert worker.engine.initial_num_seqs == 7
+    assert (worker.engine.initial_num_seqs, worker.engine.hold_share) == (7, 0.25)
 
 
 def test_a_new_default_image_reaches_the_pods() -> None:

@@ -16,6 +16,7 @@ from sluice_core.contract import (
     StepModel,
     TokenGaps,
     Waiting,
+    encode,
 )
 from sluice_operator.children.runtime import Runtime
 from sluice_operator.loop.plan import Observed, Plan, _limits, plan
@@ -300,6 +301,7 @@ def test_advice_keeps_the_cap_within_its_bounds() -> None:
         {"slo": Slo(900.0, 50.0)},
         {"overload": "Shed"},
         {"scheduling_policy": "fcfs"},
+        {"hold_share": 0.5},
     ],
 )
 def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
@@ -325,6 +327,20 @@ def test_an_edited_order_reaches_the_pods_in_the_same_epoch_and_restarts_none() 
     assert "Deployment" not in _kinds(planned)
     [patch] = [item.patch for item in planned.patches]
     assert (patch.epoch, patch.max_num_seqs, patch.scheduling_policy) == (1, 4, "fcfs")
+
+
+def test_an_edited_share_of_a_hold_reaches_the_pods_in_the_same_epoch_and_restarts_none() -> None:
+    planned = _plan(create_service(slo__holdShare="0.25"), _serving(create_service()))
+    assert "Deployment" not in _kinds(planned)
+    [patch] = [item.patch for item in planned.patches]
+    assert (patch.epoch, patch.max_num_seqs, patch.hold_share) == (1, 4, 0.25)
+
+
+def test_an_older_pod_is_not_sent_a_share_that_it_would_refuse() -> None:
+    service = create_service(slo__holdShare="0.25")
+    assert _plan(service, _serving(service, hold_share=None)).patches == ()
+    [item] = _plan(service, _serving(service, hold_share=None, overload="Shed")).patches
+    assert b"hold_share" not in encode(item.patch)
 
 
 def test_a_pod_with_another_cap_in_our_epoch_is_told_in_a_new_one() -> None:

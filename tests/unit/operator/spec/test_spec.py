@@ -43,6 +43,7 @@ def test_a_short_object_gets_every_default() -> None:
     assert (spec.hardware.memory_bytes, spec.hardware.cpu_millis) == (1500 << 20, 500)
     assert (spec.slo.ttft_ms, spec.slo.itl_ms, spec.slo.e2e_ms) == (500.0, 50.0, None)
     assert (spec.slo.window_s, spec.slo.percentile, spec.drain.timeout_s) == (600.0, "99", 60.0)
+    assert spec.slo.hold_share == 1
     assert spec.scaling.behavior.scale_down.stabilization_window_s == 300
     assert (spec.batching.max_num_seqs, spec.batching.memory_utilization) == (None, 0.9)
     assert spec.replicas is None
@@ -98,6 +99,14 @@ def test_a_percentile_without_quotes_is_taken() -> None:
     assert parse(changed(valid_object(), "spec.slo.percentile", 95)).spec.slo.percentile == "95"
 
 
+@pytest.mark.parametrize(("written", "share"), [("0.25", 0.25), ("0", 0.0), (0, 0.0), (1, 1.0)])
+def test_a_share_is_a_text_and_needs_no_quotes_where_it_is_whole(
+    written: Any, share: float
+) -> None:
+    body = changed(valid_object(), "spec.slo.holdShare", written)
+    assert parse(body).spec.slo.hold_share == share
+
+
 def test_tolerations_come_back_as_a_pod_wants_them() -> None:
     wire = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
     body = changed(valid_object(), "spec.hardware.tolerations", [wire])
@@ -122,6 +131,7 @@ UNREADABLE = [
     Invalid("spec.batching.memoryUtilization", "1.5", 'must be a string from "0.01" to "1"'),
     Invalid("spec.slo.percentile", "100", 'must be a string from "50" to "99.99"'),
     Invalid("spec.slo.timeToFirstToken", "half a second", f"timeToFirstToken: {_DURATION}"),
+    Invalid("spec.slo.holdShare", "-1", 'spec.slo.holdShare: must be a string from "0" to "1"'),
     Invalid("spec.slo.window", "1h", "workers keep evidence of half an hour"),
     Invalid("spec.drain.timeout", "2h", f"spec.drain.timeout: {_DURATION}"),
 ]

@@ -139,6 +139,8 @@ def test_an_empty_name_is_no_model_of_the_working_directory(name: str) -> None:
         (("--runtime-config-dir", "/nowhere/at/all"), "--runtime-config-dir"),
         (("--admin-token-file", "/nowhere/at/all"), "--admin-token-file"),
         (("--liveness-timeout", "nan"), "--liveness-timeout"),
+        (("--hold-share", "2"), "--hold-share must be a number from 0 to 1, not 2"),
+        (("--hold-share", "0.5"), "--hold-share needs --slo-ttft-ms, the target that it is"),
         (("--shutdown-timeout", "inf"), "--shutdown-timeout"),
         (("--seed",), "--seed"),
     ],
@@ -253,6 +255,16 @@ def test_the_runtime_directorys_targets_are_in_force_from_the_start(
     (tmp_path / "epoch").write_text("-1")
     (problem,) = problems_of(*flags, "--runtime-config-dir", str(tmp_path))
     assert "epoch must be a whole number from 0 on" in problem
+
+
+def test_the_share_of_a_hold_is_the_files_and_else_the_flags(model: Path, tmp_path: Path) -> None:
+    given = ("--model", str(model), "--load-format", "dummy", "--runtime-config-dir", str(tmp_path))
+    flags = (*given, "--slo-ttft-ms", "500", "--hold-share", "0.5")
+    for written, share in ((None, 0.5), ("0.0", 0.0), ("1.0", 1.0)):
+        if written:
+            (tmp_path / "hold_share").write_text(written)
+        parsed = parse(flags)
+        assert (parsed.engine.hold_share, live_at_start(parsed).hold_share) == (share, share)
 
 
 @pytest.mark.parametrize(

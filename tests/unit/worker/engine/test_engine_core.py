@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from sluice_core.steptime import StepTimes
 from sluice_core.wire import Abort, EngineLimits, Submit
+from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine.loop import Engine
+from sluice_worker.engine.startup import start
 from sluice_worker.scheduling.step import Outcome, Step
 from unit.worker.engine.factories import (
     collect,
@@ -25,6 +27,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
     save_llama(path, num_hidden_layers=2)
     return path
+
+
+def test_an_engine_starts_with_the_limits_of_its_configuration(checkpoint: Path) -> None:
+    limits = EngineLimits(5, 4, 64, 50.0, 500.0, "deadline", hold_share=0.25)
+    config = EngineConfig(
+        str(checkpoint), device="cpu", epoch=5, initial_num_seqs=4, max_num_batched_tokens=64,
+        num_gpu_blocks_override=64, itl_ms=50.0, ttft_ms=500.0, hold_share=0.25,
+    )  # fmt: skip
+    engine, _ = start(config, lambda *_: None)
+    assert engine.scheduler.limits == limits
 
 
 def sampled(lengths: tuple[int, ...]) -> list[Submit]:

@@ -3,14 +3,18 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+from sluice_core.contract import StepModel
+from sluice_core.latency import predicted_cap
 from sluice_core.wire import Sampling
 from sluice_worker.base.config import EngineConfig
+from sluice_worker.engine import startup
 from sluice_worker.engine.loop import Engine
 from sluice_worker.engine.startup import start
-from sluice_worker.execution.gpu.capture import first_sizes, graph_sizes
+from sluice_worker.execution.gpu.capture import first_sizes, graph_sizes, padded_size
 from sluice_worker.execution.gpu.runner import GpuRunner
 from sluice_worker.scheduling.step import StepWork
 from unit.worker.engine.factories import create_request
@@ -109,3 +113,34 @@ def test_steps_of_all_sizes_have_run_before_a_worker_is_ready(
         start(config, lambda *_: None)
     expected = graph_sizes(config.max_num_batched_tokens)[::-1]
     assert sizes[-len(expected) :] == expected
+
+
+def test_the_first_cap_is_that_of_decodes_by_the_graphs_of_the_runner_that_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its graph a decode takes as long as a chunk here."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MODELS["qwen3"]))
+    config = EngineConfig(
+        str(tmp_path), dtype="bfloat16", load_format="dummy", max_num_seqs=256, itl_ms=20.0
+    )
+    now_s, decoded_on, execute = 0.0, set[GpuRunner](), GpuRunner.execute
+    clock = SimpleNamespace(monotonic=lambda: now_s, process_time=lambda: now_s)
+    monkeypatch.setattr(startup, "time", clock)
+
+    def timed(self: GpuRunner, works: list[StepWork]) -> list[int | None]:
+        nonlocal now_s
+        tokens, graphs = sum(work.num_tokens for work in works), self._decodes._graphs
+        is_decode = tokens == len(works)
+        if is_decode:
+            decoded_on.add(self)
+        is_graph = is_decode and padded_size(tokens, graphs) in graphs
+        now_s += (5 + 0.05 * tokens if is_graph else 17 + 0.0213 * tokens) / 1e3
+        return execute(self, works)
+
+    monkeypatch.setattr(GpuRunner, "execute", timed)
+    with fake_gpu(monkeypatch):
+        engine, ready = start(config, lambda *_: None)
+    assert decoded_on == {engine.runner}
+    truth = StepModel(5.0, 0.05, 0.0, 0.0213, 0, 1.0)
+    fits = predicted_cap(truth, 1.0, itl_ms=20.0, kv_per_seq=0.0, ceiling=256)
+    assert 1 < ready.max_num_seqs == fits

@@ -1,6 +1,6 @@
 """The step model: what it finds in records, and what it lets a step do."""
 
-from math import exp
+from math import exp, inf
 from random import Random
 from statistics import fmean
 
@@ -90,7 +90,7 @@ def test_tail_is_that_of_the_slowest_steps() -> None:
         times.add(item)
     times.refit(0.0)
     slowest_ms = 3 * TRUTH.step_ms(4, 800, 32)
-    assert 0.7 * slowest_ms < times.tail.ms < slowest_ms
+    assert 0.7 * slowest_ms < times.tail.ms_within(inf) < slowest_ms
 
 
 def test_chunks_that_take_longer_behind_much_context_are_made_shorter() -> None:
@@ -137,9 +137,9 @@ def test_a_spell_that_is_over_leaves_room_for_prefill_and_a_hiccup_counts() -> N
     for i in range(50):
         interference.add(record(20.0 + 0.01 * i, *STEPS[i % len(STEPS)]))
     interference.refit(20.5)
-    hiccups = after_spells(every=100, spell_steps=1, scale=4.0)
+    hiccups = after_spells(every=100, spell_steps=1, scale=2.0)
     assert interference.chunk_limit(40.0, 8, 1600) > 0.8 * plain
-    assert hiccups.chunk_limit(40.0, 8, 1600) < 0.5 * plain
+    assert hiccups.chunk_limit(40.0, 8, 1600) < 0.7 * plain
 
 
 def test_within_a_spell_prefill_keeps_the_target_at_the_speed_of_the_spell() -> None:
