@@ -7,11 +7,12 @@ and each figure is written when it is found. `checks`: kernels against their tor
 bfloat16. `engine`: whole steps of an 8B-shaped model of random weights. `attention`: the attention
 kernels. `families`: a small model of each family beside transformers. `memory`: the memory plan
 beside what was measured. `worker`: the 8B over HTTP at fixed caps and under the tuner. `products`,
-`small`: what else a step is made of. Shares are of two ceilings, which each part measures: the
+`small`: what else a step is made of. `law`, only where asked for: the tuner from cold beside fixed
+settings, at three loads and two targets. Shares are of two ceilings, which each part measures: the
 bandwidth of a copy (bytes read and written) and a large matrix product. Times are medians of
 repeats, with the smallest and the largest; a decode kernel goes over many layers' caches, more than
-the GPU's own cache holds. Writes gpu.json, gpu-measured.md, gpu.png and gpu-caps.png; exits 1 where
-there is no GPU, or something is wrong or failed. `--rehearse` runs all of it small on a CPU.
+the GPU's own cache holds. Writes gpu.json, gpu-measured.md and pictures; exits 1 where there is no
+GPU, or something is wrong or failed. `--rehearse` runs all of it small on a CPU.
 """
 
 import argparse
@@ -51,7 +52,7 @@ from bench.gpu_kernels import (
 )
 from bench.gpu_memory import IN_USE, Bytes, measured_memory
 from bench.gpu_parts import product_jobs, small_jobs
-from bench.real_rows import Row, table
+from bench.real_rows import Row, cold_verdicts, findings, line, models, table
 
 Found = TypeVar("Found")
 WORST_ERROR = 0.01
@@ -76,9 +77,14 @@ PARTS = {
     "families": 75,
     "products": 40,
     "small": 40,
+    "law": 470,
 }
 """Each part's deadline in seconds, the most important first."""
+ASKED = ("law",)
+"""Parts that take all the time there is, and run only where they are asked for."""
 LIMIT_S = 480.0
+END_S = 15.0
+"""Before a part's deadline it begins nothing, because its start and end take time too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ class Results:
     points: list[Point] = field(default_factory=list)
     memory: list[Bytes] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    law: list[Row] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
 
     @property
@@ -122,6 +129,7 @@ class Results:
         self.points += [point for point in other.points if point.name not in known]
         self.memory += other.memory
         self.rows += other.rows
+        self.law += other.law
         self.failed += other.failed
 
 
@@ -135,11 +143,12 @@ def is_wrong(error: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Fills `results`, and tells and keeps each thing as it is found."""
+    """Fills `results`, and tells and keeps each thing as it is found; `limit_s`: its deadline."""
 
     results: Results
     repeats: int
     out: Path
+    limit_s: float = LIMIT_S
 
     def measure(self, name: str) -> None:
         """The part `name` of PARTS."""
@@ -153,6 +162,8 @@ class Part:
             self._attempt("memory", self._memory)
         elif name == "worker":
             self._attempt("worker", self._load)
+        elif name == "law":
+            self._attempt("law", self._law)
         else:
             self._points(name)
 
@@ -217,11 +228,20 @@ class Part:
 
         def keep(row: Row) -> None:
             self.results.rows.append(row)
-            shares = f"{row.smooth_share:.1%} smooth, {row.good_share:.1%} good"
-            print(f"{row.contender:8} {row.tokens_per_s:7.0f} tokens/s, {shares}", flush=True)
+            print(line(row), flush=True)
             write_json(self.results, self.out)
 
         asyncio.run(measured_load(self.repeats <= 5, keep))
+
+    def _law(self) -> None:
+        from bench.gpu_law import measured_law
+
+        def keep(row: Row) -> None:
+            self.results.law.append(row)
+            print(line(row), flush=True)
+            write_json(self.results, self.out)
+
+        asyncio.run(measured_law(time.monotonic() + self.limit_s - END_S, keep))
 
 
 def device_name() -> str:
@@ -257,7 +277,7 @@ def check_all(parts: Sequence[str], given: argparse.Namespace) -> Results:
 def run_part(part: str, seconds: float, quick: bool, out: Path) -> tuple[Results | None, str]:
     """What it found in time, and why it did not end well, if so."""
     command = [sys.executable, "-m", "bench.gpu", "--here", "--only", part, "--out", str(out)]
-    command += ["--quick"] * quick
+    command += ["--limit-s", str(seconds), *["--quick"] * quick]
     process, why = subprocess.Popen(command, start_new_session=True), ""
     try:
         status = process.wait(seconds)
@@ -336,6 +356,9 @@ def page(results: Results) -> str:
         ]
     if results.rows:
         lines += ["", table(results.rows)]
+    if results.law:
+        told = [*cold_verdicts(results.law), *findings(results.law), *models(results.law)]
+        lines += ["", table(results.law), "", *(f"- {sentence}" for sentence in told)]
     for point in results.points:
         if point.kernels:
             lines += ["", f"## {point.name}", "| kernel | calls | us |", "|---|---|---|"]
@@ -402,6 +425,10 @@ def write_report(results: Results, out: Path) -> None:
             from bench.real_picture import real_png
 
             real_png(results.rows, out / "gpu-caps.png")
+        if results.law:
+            from bench.real_picture import real_png
+
+            real_png(results.law, out / "gpu-law.png")
     except ImportError as error:
         print(f"no picture: {error}")
 
@@ -416,8 +443,9 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     parts = " ".join(PARTS)
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help=f"of {parts}"
-    )
+        "--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {parts}",
+        default=[part for part in PARTS if part not in ASKED],
+    )  # fmt: skip
     given = parser.parse_args()
     if given.rehearse:
         os.environ |= {REHEARSE: "1", "TRITON_INTERPRET": "1"}
@@ -427,7 +455,8 @@ def main() -> int:
     if given.here:
         results = Results(device_name())
         with torch.inference_mode():
-            Part(results, 5 if given.quick else 20, given.out).measure(given.only[0])
+            repeats = 5 if given.quick else 20
+            Part(results, repeats, given.out, given.limit_s).measure(given.only[0])
         return int(bool(results.wrong))
     results = Results(device_name())
     print(f"{results.device}, torch {torch.__version__}, CUDA {torch.version.cuda}", flush=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import httpx
 from bench.gpu_kernels import DEVICE, REHEARSED, VOCAB
 from bench.gpu_memory import MAX_LEN, written_model
-from bench.real_caps import Aim, Setting, Steered, calibrate, contend, contender, replay
-from bench.real_rows import Row, make_row, scaled_trace
+from bench.real_caps import Aim, Steered, calibrate, contend, contender, replay
+from bench.real_rows import Row, make_row, num_early, scaled_trace
+from bench.real_turns import Setting
 from bench.serving import NAME, serving
 from integration.worker_process import Worker
 from research.generate import Lengths
@@ -57,7 +58,7 @@ async def run(
     trace = scaled_trace(TRACE, found.per_s, seconds, 1, LENGTHS)
     admin, replaying = Steered.of(worker, client), replay(worker.url, trace, 1, SHAPE, GRACE_S)
     outcomes, took_s, cpu_s = await contend(worker, admin, found.targets, cap, replaying)
-    done = (outcomes, found.targets, took_s, cpu_s, admin.path, found.per_s)
+    done = (outcomes, found.targets, took_s, cpu_s, admin.path, found.per_s, num_early(trace))
     if cap is None:
         await tell_steps(admin)
     return make_row(TRACE, contender(cap), 0, *done)

@@ -2,27 +2,25 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.real_caps --out docs/slo/real.json
 
-Two of the simulator's traces against a worker with an 88M model on one thread. For each repeat and
-trace a worker is measured, and its figures decide the load and the inter-token target of all runs:
-they meet the same requests, in an order that is drawn. The speed of a shared machine wanders in the
-meantime, so the worker is measured again after the last run. Clients stream, and take a refusal for
-an answer. `ours` is the operator's tuner, told by the operator's
-scraper what the worker's admin port says, every tick; it begins at the cap that the worker
-predicted for itself. Each run, a fixed cap's too, has a fresh worker and a few requests that are
-not counted, because evidence, step model and lengths that another contender left would be ours to
-use. What has no answer some seconds after the last arrival counts as missed, and is cancelled.
+Traces of the simulator, and an overload of 1.3 times what a worker does, against a worker with an
+88M model on one thread. For each repeat and trace a worker is measured, and its figures decide load
+and inter-token target. Clients stream, and take a refusal for an answer. `ours` is the operator's
+tuner, told by the operator's scraper what the worker's admin port says, every tick; it begins at
+the cap that the worker predicted for itself. `no hold` is the same with a worker that holds no
+first token, `before` with the worker of another checkout (`--before`). Each run, a fixed cap's too,
+has a fresh worker and a few requests that are not counted, because evidence, step model and lengths
+that another contender left would be ours to use. `--cold` leaves these requests out. Missed and
+cancelled is what has no answer some seconds after the last arrival. `--resume` goes on with a bench
+that was cut.
 """
 
 import argparse
 import asyncio
-import itertools
-import json
-import platform
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
@@ -34,24 +32,29 @@ from bench.peers.processes import cpu_seconds
 from bench.peers.traces import VOCAB_SIZE
 from bench.real_picture import real_png
 from bench.real_rows import (
+    BEFORE,
+    CAP,
     LENGTHS,
+    NO_HOLD,
     OURS,
+    OVERLOAD,
     Row,
     findings,
     in_order,
     itl_target_ms,
     make_row,
-    scaled_trace,
+    num_early,
+    real_trace,
     table,
 )
-from bench.serving import NAME, serving
+from bench.real_turns import Kept, Setting, add_turns, settings, turns
+from bench.serving import NAME, product_of, serving
 from integration.worker_process import Worker
 from research.generate import TRACES, Lengths
 from sluice.bench import caps
 from sluice.load import Ledger, closed_loop
-from sluice.machine import processor
 from sluice.measure.client import COMPLETIONS, Outcome, Shape, request
-from sluice.numbers import count
+from sluice.numbers import positive
 from sluice.simulate.trace import Request
 from sluice_core.contract import TICK_SECONDS, Evidence, RuntimeConfig, RuntimePatch, Slo
 from sluice_operator.metrics import Metrics
@@ -150,14 +153,6 @@ class Aim:
     capacity_s: float = CAPACITY_S
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a worker was just measured to do: `per_s` requests a second, within `targets`."""
-
-    targets: Targets
-    per_s: float
-
-
 async def targets_of(worker: Worker, client: httpx.AsyncClient, aim: Aim) -> Targets:
     """The targets to which a closed loop of clients has led; the worker is told them."""
     admin = Steered.of(worker, client)
@@ -252,7 +247,12 @@ async def contend(
 
 def contender(cap: int | None) -> str:
     """The name of one in the rows."""
-    return OURS if cap is None else f"cap {cap}"
+    return OURS if cap is None else f"{CAP}{cap}"
+
+
+def cap_of(name: str) -> int | None:
+    """The fixed cap of a contender; None: it is tuned."""
+    return int(name.removeprefix(CAP)) if name.startswith(CAP) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,68 +263,63 @@ class Bench:
     model: Path
     given: argparse.Namespace
 
-    async def run(self, name: str, cap: int | None, repeat: int, found: Setting) -> Row:
-        """One contender on the trace `name`, on a fresh worker; `cap` None: ours."""
-        seed = self.given.seed + repeat
-        trace = scaled_trace(name, found.per_s, self.given.seconds, seed)
-        targets, ceiling = found.targets, max(self.given.caps)
-        flags = ("--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms))
-        with self._worker(ceiling, *flags) as worker:
-            await replay(worker.url, WARM_UP, seed)
-            admin, replaying = Steered.of(worker, self.client), replay(worker.url, trace, seed + 1)
-            outcomes, seconds, cpu_s = await contend(worker, admin, targets, cap, replaying)
-        done = (outcomes, targets, seconds, cpu_s, admin.path, found.per_s)
-        return make_row(name, contender(cap), repeat, *done)
+    async def run(self, trace: str, name: str, repeat: int, found: Setting) -> Row:
+        """One contender on a fresh worker."""
+        seed, targets = self.given.seed + repeat, found.targets
+        requests = real_trace(trace, found.per_s, self.given.seconds, seed)
+        flags = ["--slo-ttft-ms", str(targets.ttft_ms), "--slo-itl-ms", str(targets.itl_ms)]
+        flags += ["--hold-share", "0"] if name == NO_HOLD else []
+        before = product_of(self.given.before) if name == BEFORE else None
+        with self._worker(max(self.given.caps), *flags, environ=before) as worker:
+            if not self.given.cold:
+                await replay(worker.url, WARM_UP, seed)
+            admin, sent = Steered.of(worker, self.client), replay(worker.url, requests, seed + 1)
+            done = await contend(worker, admin, targets, cap_of(name), sent)
+        outcomes, took_s, cpu_s = done
+        told = (outcomes, targets, took_s, cpu_s, admin.path, found.per_s, num_early(requests))
+        return make_row(trace, name, repeat, *told)
 
     async def setting(self) -> Setting:
         """What a fresh worker does now."""
         with self._worker(max(*self.given.caps, LOAD_CAP)) as worker:
             return await calibrate(worker, self.client, Aim(self.given.ttft_ms, self.given.tail))
 
-    def _worker(self, ceiling: int, *flags: str) -> AbstractContextManager[Worker]:
-        return serving("--max-num-seqs", str(ceiling), *flags, model=self.model)
+    async def per_s(self) -> float:
+        """As in `setting`, again."""
+        return (await self.setting()).per_s
+
+    def _worker(
+        self, ceiling: int, *flags: str, environ: Mapping[str, str] | None = None
+    ) -> AbstractContextManager[Worker]:
+        given = ("--max-num-seqs", str(ceiling), *flags)
+        return serving(*given, model=self.model, environ=environ)
 
 
-async def measure(given: argparse.Namespace, keep: Callable[[Sequence[Row]], None]) -> None:
-    """Runs each contender on each trace; `keep` is given all rows so far after each run."""
-    model = write(MODELS[MODEL], given.cache / "models")
-    contenders: list[int | None] = [*given.caps, None]
-    rng, rows = Random(given.seed), []
+async def measure(given: argparse.Namespace, kept: Kept) -> None:
+    """Runs each contender on each trace."""
+    names = [*map(contender, given.caps), *given.contenders, *[BEFORE] * bool(given.before)]
     async with create_client() as client:
-        bench = Bench(client, model, given)
-        for repeat, name in itertools.product(range(given.repeats), given.traces):
-            found = await bench.setting()
-            print(f"{name}: {found.per_s:.2f}/s, {found.targets.itl_ms:g} ms are due", flush=True)
-            for cap in rng.sample(contenders, len(contenders)):
-                row = await bench.run(name, cap, repeat, found)
-                rows.append(row)
-                keep(rows)
-                _tell(row, len(rows), len(contenders) * len(given.traces) * given.repeats)
-            now = await bench.setting()
-            moved = now.per_s / found.per_s - 1
-            rows = [replace(row, drift=moved) if row.is_of(name, repeat) else row for row in rows]
-            keep(rows)
-            print(f"{name}: {now.per_s:.2f}/s afterwards ({moved:+.0%})", flush=True)
-
-
-def _tell(row: Row, num: int, of: int) -> None:
-    told = f"{num:3} of {of}: {row.trace}, {row.contender}: {row.smooth_share:.1%} smooth, "
-    told += f"{row.good_share:.1%} good of {row.requests}; "
-    print(f"{told}{row.seconds:.0f} s, {row.cpu_s:.1f} CPU-s", flush=True)
+        bench = Bench(client, write(MODELS[MODEL], given.cache / "models"), given)
+        await turns(bench, kept, given.traces, lambda _: names, given.repeats, given.seed)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--caps", type=caps, default=[1, 2, 4, 8, 16, 32], metavar="1,2,4")
-    parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a trace")
-    parser.add_argument("--ttft-ms", type=float, default=1000.0)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--caps", type=caps, default=[8, 16, 32], metavar="1,2,4")
+    parser.add_argument("--contenders", nargs="*", default=[OURS], choices=(OURS, NO_HOLD))
+    parser.add_argument(
+        "--traces", nargs="+", default=["steps", "bursts", OVERLOAD], choices=TRACES
+    )
+    parser.add_argument("--cold", action="store_true", help="no requests before those that count")
+    parser.add_argument("--seconds", type=positive, default=60.0, help="of a trace")
+    parser.add_argument("--ttft-ms", type=positive, default=2000.0)
     parser.add_argument(
         "--tail", type=float, default=1.25, help="of the target: P99 over mean step"
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=count, default=1)
+    add_turns(parser)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where the checkpoint is made")
     parser.add_argument("--out", type=Path, default=Path("build/real/real.json"))
     return parser.parse_args(argv)
@@ -333,21 +328,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Measures, tells the table, and writes --out and the picture beside it."""
     given = parse(sys.argv[1:])
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    setting = {
-        "cpu": processor(), "python": platform.python_version(), "model": MODEL,
-        "lengths": asdict(LENGTHS), "ttft_ms": given.ttft_ms, "tail": given.tail,
-        "seconds": given.seconds, "seed": given.seed, "repeats": given.repeats,
-    }  # fmt: skip
-    rows: list[Row] = []
-
-    def keep(found: Sequence[Row]) -> None:
-        rows[:] = in_order(found)
-        given.out.write_text(
-            json.dumps(setting | {"rows": [asdict(row) for row in rows]}, indent=1)
-        )
-
-    asyncio.run(measure(given, keep))
+    told = settings(given) | {"model": MODEL, "lengths": asdict(LENGTHS)}
+    kept = Kept.of(given.out, told, given.resume)
+    asyncio.run(measure(given, kept))
+    rows = in_order(kept.rows)
     real_png(rows, given.out.with_suffix(".png"))
     print(f"\n{table(rows)}\n", *findings(rows, max(given.caps)), sep="\n")
 

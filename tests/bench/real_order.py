@@ -28,13 +28,13 @@ from bench.real_caps import (
     MODEL,
     WARM_UP,
     Aim,
-    Setting,
     Steered,
     calibrate,
     measured,
     replay,
 )
 from bench.real_rows import LENGTHS, scaled_trace
+from bench.real_turns import Setting
 from bench.serving import serving
 from sluice.machine import processor
 from sluice.measure.client import quantile

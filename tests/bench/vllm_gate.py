@@ -2,23 +2,23 @@
 
     PYTHONPATH=tests .venv/bin/python -m bench.vllm_gate --out docs/engines-vllm-gate.json
 
-Two of the simulator's traces against an 88M model on one thread, without a prefix cache, because
+Traces of the simulator against an 88M model on one thread, without a prefix cache, because
 all meet the same prompts. Contenders:
 
 - `stock`: vLLM with its own defaults, clients straight at it;
 - `C/B`: at most C sequences and `--max-num-batched-tokens` B. A gate in arrival order holds C, so
   that one server serves all caps;
 - `gate`: stock behind a fresh gate, whose cap the operator's tuner sets each tick;
-- `gate + inner`: the same with `sluice_vllm.Scheduler`, in a fresh vLLM.
+- `gate + inner`: the same with `sluice_vllm.Scheduler`, in a fresh vLLM;
+- `before`: as `gate + inner`, with gate and scheduler of another checkout (`--before`).
 
 First each pair C/B has one short run. The best ones of each trace then meet the others, in an order
-that is drawn, at the load and the target that vLLM was measured to allow just before.
+that is drawn, at the load and the target that vLLM was measured to allow just before. `--resume`
+goes on with a bench that was cut.
 """
 
 import argparse
 import asyncio
-import json
-import platform
 import sys
 import tempfile
 import time
@@ -28,24 +28,24 @@ from dataclasses import asdict, dataclass, field
 from itertools import count as numbers
 from itertools import product
 from pathlib import Path
-from random import Random
 
 import httpx
 from bench.peers.processes import cpu_seconds, unwind_on_sigterm
 from bench.peers.traces import VOCAB_SIZE
 from bench.peers.variants import MODEL_NAME
 from bench.peers.versions import version_of
-from bench.real_caps import WARM_UP, Aim, Setting, Steered, capacity, replay, targets_of
-from bench.real_rows import Row, make_row, scaled_trace
+from bench.real_caps import WARM_UP, Aim, Steered, capacity, replay, targets_of
+from bench.real_rows import BEFORE, Row, make_row, num_early, real_trace
+from bench.real_turns import ROOT, Kept, Setting, add_turns, setting_of, settings, turns
+from bench.serving import product_of
 from bench.vllm_rows import GATE, INNER, STOCK, best, findings, rows_png, table
 from engines.gate import inner_environ
-from engines.launchers import KINDS, Engine, running_engine, running_gate
-from integration.worker_process import Worker
+from engines.launchers import KINDS, Engine, running_engine
+from integration.worker_process import Worker, gate_of
 from research.generate import TRACES, Lengths
 from sluice.bench import caps
-from sluice.machine import processor
 from sluice.measure.client import Shape
-from sluice.numbers import at_least, count
+from sluice.numbers import at_least, count, positive
 from sluice_operator.pods.scrape import create_client
 
 KIND = KINDS["vllm"]
@@ -57,6 +57,7 @@ STOCK_BUDGET, MOST_SEQS = 2048, 128
 NO_CACHE = ("--no-enable-prefix-caching",)
 STEADY = (STOCK, GATE, INNER)
 """Those that are not screened."""
+TUNED = (GATE, INNER, BEFORE)
 STEERED = ("--scheduler-cls", "sluice_vllm.Scheduler", *NO_CACHE)
 
 
@@ -77,18 +78,23 @@ class Servers:
             self.by_budget[budget] = self.stack.enter_context(started)
         return self.by_budget[budget]
 
-    def gate(self, engine: Engine, *flags: str) -> AbstractContextManager[Worker]:
-        """A fresh one."""
-        return running_gate(engine, self._own(), "--max-num-seqs", str(MOST_SEQS), *flags)
+    def gate(
+        self, engine: Engine, *flags: str, checkout: Path = ROOT
+    ) -> AbstractContextManager[Worker]:
+        """A fresh one, of the product in `checkout`."""
+        sized = ("--engine", engine.kind.gate, "--max-num-seqs", str(MOST_SEQS))
+        environ = product_of(checkout)
+        return gate_of(engine.url, self._own(), *sized, *flags, environ=environ)
 
     @contextmanager
-    def steered(self, *flags: str) -> Iterator[tuple[Engine, Worker]]:
-        """A fresh vLLM with our scheduler class, and its gate."""
+    def steered(self, *flags: str, checkout: Path = ROOT) -> Iterator[tuple[Engine, Worker]]:
+        """A fresh vLLM with our scheduler class, and its gate, of the product in `checkout`."""
         own = self._own()
-        environ = inner_environ(own / "gate.sock")
+        environ = inner_environ(own / "gate.sock") | product_of(checkout)
+        link = ("--engine-socket", str(own / "gate.sock"))
         with (
             running_engine(KIND, own, STEERED, environ) as engine,
-            self.gate(engine, "--engine-socket", str(own / "gate.sock"), *flags) as gate,
+            self.gate(engine, *link, *flags, checkout=checkout) as gate,
         ):
             yield engine, gate
 
@@ -114,23 +120,37 @@ class Bench:
 
     async def setting(self) -> Setting:
         """The target that steered steps allow, and the requests/s of the stock server."""
-        aim = Aim(self.given.ttft_ms, self.given.tail, shape=SHAPE, lengths=LENGTHS)
         with self.servers.steered() as (_, gate):
-            targets = await targets_of(gate, self.client, aim)
-        return Setting(targets, await capacity(self.servers.of(STOCK_BUDGET).url, aim))
+            targets = await targets_of(gate, self.client, self._aim)
+        return Setting(targets, await self.per_s())
 
-    async def run(self, trace: str, name: str, repeat: int, found: Setting, seconds: float) -> Row:
+    async def per_s(self) -> float:
+        """The requests/s of the stock server, again."""
+        return await capacity(self.servers.of(STOCK_BUDGET).url, self._aim)
+
+    async def run(self, trace: str, name: str, repeat: int, found: Setting) -> Row:
         """One contender on one trace."""
+        return await self.run_for(trace, name, repeat, found, self.given.seconds)
+
+    async def run_for(
+        self, trace: str, name: str, repeat: int, found: Setting, seconds: float
+    ) -> Row:
+        """As `run`, on a trace of so many seconds."""
         slo = [f"--slo-ttft-ms={found.targets.ttft_ms}", f"--slo-itl-ms={found.targets.itl_ms}"]
-        if name == INNER:
-            with self.servers.steered(*slo) as (engine, gate):
-                return await self._measured(trace, name, repeat, found, seconds, (engine, gate))
+        if name in (INNER, BEFORE):
+            checkout = self.given.before if name == BEFORE else ROOT
+            with self.servers.steered(*slo, checkout=checkout) as both:
+                return await self._measured(trace, name, repeat, found, seconds, both)
         budget = int(name.partition("/")[2] or STOCK_BUDGET)
         engine = self.servers.of(budget)
         if name == STOCK:
             return await self._measured(trace, name, repeat, found, seconds, (engine, None))
         with self.servers.gate(engine, *(slo if name == GATE else [])) as gate:
             return await self._measured(trace, name, repeat, found, seconds, (engine, gate))
+
+    @property
+    def _aim(self) -> Aim:
+        return Aim(self.given.ttft_ms, self.given.tail, shape=SHAPE, lengths=LENGTHS)
 
     async def _measured(
         self,
@@ -143,7 +163,7 @@ class Bench:
     ) -> Row:
         engine, gate = pair
         seed = self.given.seed + repeat
-        requests = scaled_trace(trace, found.per_s, seconds, seed, LENGTHS)
+        requests = real_trace(trace, found.per_s, seconds, seed, LENGTHS)
         url = gate.url if gate else engine.url
         admin = Steered.of(gate, self.client) if gate else None
         if admin:
@@ -151,7 +171,7 @@ class Bench:
         await replay(url, WARM_UP, seed, SHAPE)
         if admin:
             admin.begin()
-        tuning = admin and name in (GATE, INNER) and asyncio.create_task(admin.tune(found.targets))
+        tuning = admin and name in TUNED and asyncio.create_task(admin.tune(found.targets))
         pids = [engine.process.pid, *([gate.process.pid] if gate else [])]
         before_s, start = sum(map(cpu_seconds, pids)), time.monotonic()
         outcomes = await replay(url, requests, seed + 1, SHAPE)
@@ -159,50 +179,37 @@ class Bench:
         if tuning and not tuning.cancel():
             tuning.result()  # it ended by itself: with an error
         path = admin.path if admin else [(0.0, MOST_SEQS)]
-        told = (outcomes, found.targets, took_s, cpu_s, path, found.per_s)
+        told = (outcomes, found.targets, took_s, cpu_s, path, found.per_s, num_early(requests))
         return make_row(trace, name, repeat, *told)
 
 
-async def measure(given: argparse.Namespace, told: dict[str, object]) -> list[Row]:
-    """The short runs of all pairs, then the long ones, which are returned. `told` and all rows are
-    written after each."""
-    rng, screened, rows = Random(given.seed), list[Row](), list[Row]()
+async def measure(given: argparse.Namespace, kept: Kept) -> None:
+    """The short runs of all pairs, then the long ones."""
+    named = [*given.contenders, *[BEFORE] * bool(given.before)]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         async with create_client() as client:
             bench = Bench(client, Servers(Path(directory), stack), given)
-            found = await bench.setting()
-            print(f"{found.per_s:.2f} requests/s, {found.targets.itl_ms:g} ms are due", flush=True)
-            pairs = [f"{cap}/{budget}" for budget, cap in product(given.budgets, given.caps)]
-            for trace, pair in product(given.traces, pairs if given.best else []):
-                screened.append(await bench.run(trace, pair, 0, found, given.screen_seconds))
-                _tell(screened[-1])
-                _keep(given.out, told, screened, rows)
-            for repeat, trace in product(range(given.repeats), given.traces):
-                if rows:
-                    found = await bench.setting()
-                named = [*best(screened, trace, given.best), *given.contenders]
-                for name in rng.sample(named, len(named)):
-                    rows.append(await bench.run(trace, name, repeat, found, given.seconds))
-                    _tell(rows[-1])
-                    _keep(given.out, told, screened, rows)
-    return rows
+            if given.best:
+                await screen(bench, kept)
+
+            def names(trace: str) -> list[str]:
+                return [*best(kept.screened, trace, given.best), *named]
+
+            await turns(bench, kept, given.traces, names, given.repeats, given.seed)
 
 
-def _keep(out: Path, told: dict[str, object], screened: Sequence[Row], rows: Sequence[Row]) -> None:
-    both = {"screened": screened, "rows": rows}
-    written = told | {name: [asdict(row) for row in some] for name, some in both.items()}
-    out.write_text(json.dumps(written, indent=1) + "\n")
-
-
-def _tell(row: Row) -> None:
-    gap_ms, first_ms = row.p99_itl_ms or 0.0, row.p99_ttft_ms
-    print(
-        f"{row.trace}, {row.contender}: {row.smooth_share:.1%} smooth, {row.good_share:.1%} good "
-        f"of {row.requests}; P99 gap {gap_ms:.0f} of {row.itl_target_ms:.0f} ms, "
-        f"first {first_ms or 0:.0f} ms; "
-        f"{row.tokens_per_s:.0f} tokens/s, {row.cpu_s:.1f} CPU-s in {row.seconds:.0f} s",
-        flush=True,
-    )
+async def screen(bench: Bench, kept: Kept) -> None:
+    """A short run of each pair on each trace, all at one load; what is kept is not run again."""
+    given, found = bench.given, None
+    pairs = [f"{cap}/{budget}" for budget, cap in product(given.budgets, given.caps)]
+    done = {(row.trace, row.contender) for row in kept.screened}
+    if kept.screened:
+        found = setting_of(kept.screened[0], kept.told)
+    for trace, pair in product(given.traces, pairs):
+        if (trace, pair) not in done:
+            found = found or await bench.setting()
+            row = await bench.run_for(trace, pair, 0, found, given.screen_seconds)
+            kept.add(row, is_screened=True)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -215,18 +222,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--caps", type=caps, default=[1, 2, 4, 8, 16, 32], metavar="1,2,4")
     parser.add_argument("--budgets", type=count, nargs="+", default=[64, 256, STOCK_BUDGET])
     parser.add_argument("--traces", nargs="+", default=["steps", "bursts"], choices=TRACES)
-    parser.add_argument("--screen-seconds", type=float, default=15.0, help="of a pair's short run")
+    parser.add_argument(
+        "--screen-seconds", type=positive, default=15.0, help="of a pair's short run"
+    )
     parser.add_argument(
         "--best", type=at_least(0), default=2, help="pairs of a trace that go on, or 0"
     )
     parser.add_argument("--contenders", nargs="+", default=list(STEADY), choices=STEADY)
-    parser.add_argument("--seconds", type=float, default=45.0, help="of a trace")
-    parser.add_argument("--ttft-ms", type=float, default=2000.0)
+    parser.add_argument("--seconds", type=positive, default=45.0, help="of a trace")
+    parser.add_argument("--ttft-ms", type=positive, default=2000.0)
     parser.add_argument(
         "--tail", type=float, default=1.25, help="of the target: P99 over mean step"
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=count, default=3)
+    add_turns(parser)
     parser.add_argument("--out", type=Path, default=Path("build/vllm-gate/vllm-gate.json"))
     return parser.parse_args(argv)
 
@@ -234,17 +242,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Measures, tells the table, and writes --out and the picture beside it."""
     given = parse(sys.argv[1:])
-    given.out.parent.mkdir(parents=True, exist_ok=True)
     unwind_on_sigterm()
-    told: dict[str, object] = {
-        "date": time.strftime("%Y-%m-%d"), "cpu": processor(), "python": platform.python_version(),
-        "vllm": version_of("vllm"), "lengths": asdict(LENGTHS), "ttft_ms": given.ttft_ms,
-        "tail": given.tail, "seconds": given.seconds, "screen_seconds": given.screen_seconds,
-        "seed": given.seed, "repeats": given.repeats,
-    }  # fmt: skip
-    rows = asyncio.run(measure(given, told))
-    rows_png(rows, given.out.with_suffix(".png"))
-    print(f"\n{table(rows)}\n", *findings(rows), sep="\n")
+    told = settings(given) | {"vllm": version_of("vllm"), "lengths": asdict(LENGTHS)}
+    kept = Kept.of(given.out, told, given.resume)
+    asyncio.run(measure(given, kept))
+    rows_png(kept.rows, given.out.with_suffix(".png"))
+    print(f"\n{table(kept.rows)}\n", *findings(kept.rows), sep="\n")
 
 
 if __name__ == "__main__":

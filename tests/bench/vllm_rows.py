@@ -1,17 +1,44 @@
 """The figures of `vllm_gate`: who is best, what is compared with what, table and picture."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import nan
 from pathlib import Path
 from statistics import median
 
 from bench.real_picture import MARK, SHADES, shares
-from bench.real_rows import Row, by_contender, ranked, runs, spread, table_of
+from bench.real_rows import (
+    BEFORE,
+    Row,
+    Wanted,
+    by_contender,
+    compared,
+    drifts,
+    ranked,
+    runs,
+    table_of,
+    verdict,
+)
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sluice.measure.plot import log_scale
 
 STOCK, GATE, INNER = "stock", "gate", "gate + inner"
+PAIR = "the best pair"
+COLOURS = {GATE: SHADES["smooth"], BEFORE: SHADES["good"], INNER: MARK}
+"""Of lines of caps."""
+
+
+WANTED = {
+    "bursts": (
+        Wanted("good_share", STOCK, 1.0),
+        Wanted("smooth_share", STOCK, 2.5),
+        Wanted("smooth_share", PAIR, 2.0),
+        Wanted("tokens_per_s", STOCK, 0.98),
+        Wanted("p99_itl_ms", STOCK, 0.2, is_least=False),
+    ),
+    "steps": (Wanted("good_share", STOCK, 1.0), Wanted("smooth_share", PAIR, 1.0)),
+}
+"""What our scheduler is to reach in the median of the repeats."""
 
 
 def best(rows: Sequence[Row], trace: str, num: int) -> list[str]:
@@ -26,12 +53,12 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Traces as they were run, then stock, pairs by budget and cap, the gates."""
+    """Traces as they were run, then stock, pairs by budget and cap, what is tuned."""
     traces = list(dict.fromkeys(row.trace for row in rows))
 
     def place(row: Row) -> tuple[int, int, int, int, int]:
         cap, _, budget = row.contender.partition("/")
-        kind = 1 if budget else [STOCK, "", GATE, INNER].index(cap)
+        kind = 1 if budget else [STOCK, "", GATE, BEFORE, INNER].index(cap)
         pair = (int(budget), int(cap)) if budget else (0, 0)
         return traces.index(row.trace), kind, *pair, row.repeat
 
@@ -39,43 +66,19 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def findings(rows: Sequence[Row]) -> Iterator[str]:
-    """A sentence for each comparison, each of runs of one repeat: median, least and most."""
+    """For each trace a line for each target, then what else is compared, each as ratios within a
+    repeat: median, least and most."""
     for trace in dict.fromkeys(row.trace for row in rows):
-
-        def each(ours: str, other: str, of: Callable[[Row, Row], float], trace: str = trace) -> str:
-            found = {row.repeat: row for row in runs(rows, trace, other)}
-            mine = [row for row in runs(rows, trace, ours) if row.repeat in found]
-            return spread([of(row, found[row.repeat]) for row in mine], ".2f")
-
-        def smooth(row: Row, other: Row) -> float:
-            return row.smooth_share / other.smooth_share if other.smooth_share else nan
-
-        of_pair = "".join(
-            f"{each(INNER, pair, smooth)} times the smooth share of {pair}, the best fixed pair; "
-            for pair in best(rows, trace, 1)
-        )
-        yield (
-            f"{trace}: {INNER} has {of_pair}{each(INNER, STOCK, _gaps)} times stock's P99 between "
-            f"tokens at {each(INNER, STOCK, _tokens)} of its tokens/s. {GATE} has "
-            f"{each(GATE, STOCK, _points)} points of smooth requests more than stock, "
-            f"{each(GATE, STOCK, _good_points)} of good ones."
-        )
-
-
-def _gaps(row: Row, other: Row) -> float:
-    return row.p99_itl_ms / other.p99_itl_ms if row.p99_itl_ms and other.p99_itl_ms else nan
-
-
-def _tokens(row: Row, other: Row) -> float:
-    return row.tokens_per_s / other.tokens_per_s
-
-
-def _points(row: Row, other: Row) -> float:
-    return 100 * (row.smooth_share - other.smooth_share)
-
-
-def _good_points(row: Row, other: Row) -> float:
-    return 100 * (row.good_share - other.good_share)
+        pair = next(iter(best(rows, trace, 1)), "")
+        for wanted in WANTED.get(trace, ()):
+            against = wanted._replace(other=pair) if wanted.other == PAIR else wanted
+            yield from verdict(rows, trace, INNER, against)
+        tuned = [name for name in (INNER, BEFORE, GATE) if runs(rows, trace, name)]
+        for name in tuned:
+            for other in (STOCK, pair, *tuned[tuned.index(name) + 1 :]):
+                if runs(rows, trace, other) and (name == INNER or other == STOCK):
+                    yield compared(rows, trace, name, other)
+        yield from drifts(rows, trace)
 
 
 def rows_png(rows: Sequence[Row], path: Path) -> None:
@@ -108,7 +111,7 @@ def _gaps_of(axis: Axes, found: dict[str, list[Row]]) -> None:
 
 
 def _caps_of(axis: Axes, rows: Sequence[Row], trace: str) -> None:
-    for name, colour in ((GATE, SHADES["smooth"]), (INNER, MARK)):
+    for name, colour in COLOURS.items():
         for repeat, row in enumerate(runs(rows, trace, name)):
             times, caps = zip(*row.cap_path, strict=True)
             ends = [*times, row.seconds], [*caps, caps[-1]]

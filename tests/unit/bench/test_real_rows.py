@@ -4,19 +4,27 @@ from dataclasses import replace
 
 import pytest
 from bench.real_rows import (
+    BEFORE,
     LENGTHS,
     OURS,
+    OVERLOAD,
     Row,
     best_fixed,
+    compared,
     findings,
     in_order,
     itl_target_ms,
     make_row,
+    models,
+    num_early,
+    ratios,
+    real_trace,
     scaled_trace,
     table,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from sluice.measure.client import Outcome
 from sluice_core.contract import StepModel
 from sluice_core.latency import predicted_cap
@@ -83,22 +91,24 @@ def test_the_best_fixed_cap_is_marked_and_ours_is_told_beside_it() -> None:
     assert "**cap 8**" in lines[3]
     assert "**" not in lines[2] + lines[4]
     assert lines[4].endswith("| 2, 6 |")
-    (told,) = findings(rows, ceiling=8)
+    told = next(findings(rows, ceiling=8))
     assert "60.0 % smooth, 75.0 % of cap 8" in told
     assert "-20.0 points" in told
     assert "1.0 changes, the last at 4.0 s" in told
 
 
 def test_rows_are_put_in_order_however_their_runs_were_drawn() -> None:
-    ours, small, large = (row(name, 0, 5, [(0.0, 4)]) for name in (OURS, "cap 2", "cap 16"))
+    names = (OURS, "cap 2", "cap 16", "cap 16, whole chunks")
+    ours, small, large, whole = (row(name, 0, 5, [(0.0, 4)]) for name in names)
     again, other = (replace(small, repeat=1), replace(small, trace="bursts"))
-    assert in_order([again, other, ours, large, small]) == [small, again, large, ours, other]
+    drawn = [again, other, ours, whole, large, small]
+    assert in_order(drawn) == [small, again, large, whole, ours, other]
 
 
 def test_how_far_the_worker_has_become_faster_or_slower_is_told() -> None:
-    rows = [replace(row(OURS, repeat, 5, [(0.0, 4)]), drift=0.1 - repeat / 5) for repeat in (0, 1)]
-    (told,) = findings(rows, ceiling=4)
-    assert told.endswith("afterwards the worker did 0.0 (-10.0 to 10.0) % more.")
+    rows = [replace(row(OURS, repeat, 5, [(0.0, 4)]), drift=0.1 - repeat / 5) for repeat in (1, 0)]
+    *_, told = findings(rows, ceiling=4)
+    assert told.endswith("than before: +10 %, -10 %.")
 
 
 def test_repeats_are_told_as_medians_and_each_is_compared_within_itself() -> None:
@@ -114,7 +124,7 @@ def test_repeats_are_told_as_medians_and_each_is_compared_within_itself() -> Non
     assert "50.0 (40.0 to 80.0)" in lines[3]
     assert "17 of 30" in lines[3]
     assert lines[4].endswith("| 4 |")
-    (told,) = findings(rows, ceiling=4)
+    told = next(findings(rows, ceiling=4))
     assert "ours 50.0 (20.0 to 60.0) % smooth" in told
     assert "75.0 (50.0 to 100.0) % of cap 8" in told
     assert "40.0 (-70.0 to 40.0) points" in told
@@ -123,3 +133,57 @@ def test_repeats_are_told_as_medians_and_each_is_compared_within_itself() -> Non
 def test_a_first_token_that_most_repeats_never_saw_has_no_time() -> None:
     rows = [row("cap 4", repeat, good, [(0.0, 4)]) for repeat, good in enumerate((10, 3, 2))]
     assert table(rows).splitlines()[2].split(" | ")[5:7] == ["-", "-"]
+
+
+def test_an_overload_brings_more_than_the_worker_does_from_the_first_second_on() -> None:
+    trace = real_trace(OVERLOAD, 10.0, 60.0, seed=1)
+    rates = [sum(at <= one.t_s < at + 20 for one in trace) / 20 for at in (0, 20, 40)]
+    assert all(11 < rate < 15 for rate in rates)
+    assert real_trace("steps", 10.0, 60.0, seed=1) == scaled_trace("steps", 10.0, 60.0, seed=1)
+    assert num_early(trace) == sum(one.t_s < 10 for one in trace)
+
+
+def test_the_first_arrivals_are_told_apart_and_count_in_the_whole_too() -> None:
+    outcomes = [LATE, None, IN_TIME, STALLED, IN_TIME, IN_TIME]
+    found = make_row("steps", OURS, 0, outcomes, TARGETS, 10.0, 5.0, [(0.0, 4)], 2.0, early=4)
+    assert (found.early_good_share, found.early_smooth_share) == (2 / 4, 1 / 4)
+    assert found.good_share == 4 / 6
+    assert " 50/25 " in table([found])
+    assert " -/- " in table([row(OURS, 0, 5, [(0.0, 4)])])
+
+
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=5))
+def test_a_ratio_is_of_one_repeat_and_equal_shares_are_1(goods: list[tuple[int, int]]) -> None:
+    rows = [
+        row(name, repeat, good, [(0.0, 4)])
+        for repeat, pair in enumerate(goods)
+        for name, good in zip((OURS, BEFORE), pair, strict=True)
+    ]
+    rows.append(row(BEFORE, len(goods), 5, [(0.0, 4)]))  # a repeat that was cut
+    found = ratios(rows, "steps", OURS, BEFORE, "good_share")
+    assert len(found) == len(goods)
+    for ratio, (ours, before) in zip(found, goods, strict=True):
+        if ours == before:
+            assert ratio == 1
+        else:
+            assert ratio * before == pytest.approx(ours) or (ratio, before) == (float("inf"), 0)
+
+
+def test_what_has_no_first_token_at_p99_is_the_longest_and_what_came_late_has_no_early_share() -> (
+    None
+):
+    rows = [row(name, 0, good, [(0.0, 4)]) for name, good in ((OURS, 10), (BEFORE, 5))]
+    told = compared(rows, "steps", OURS, BEFORE)
+    assert "good 2.00, smooth 2.00, tokens/s 2.00, P99 gap 1.00" in told
+    assert "P99 first token 0.00" in told
+    assert "first 10 s" not in told
+
+
+def test_the_profile_of_a_start_is_told_beside_what_was_true() -> None:
+    model = StepModel(a=5.0, b=0.05, c=0.0, d=0.0213, n=100, resid_q=1.2)
+    looked = replace(
+        row(OURS, 0, 5, [(0.0, 69)]), profile=model, fitted=structs.replace(model, d=0.03)
+    )
+    (told,) = models([looked, row("cap 64", 0, 5, [(0.0, 64)]), row(OURS, 0, 5, [(0.0, 4)])])
+    assert "a cap of 69 by 5.00 + 0.050 decodes + 0 kv + 0.0213 prefill ms (P99 1.20" in told
+    assert "0.0300 prefill" in told
