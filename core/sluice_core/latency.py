@@ -161,7 +161,7 @@ class Tail:
 def quantile(ordered: Seq[float], share: float, num: int) -> float:
     """Find the quantile of the first `num` of ascending values, as `np.quantile` does."""
     place = share * (num - 1)
-    below = int(place)
+    below = floor(place)
     low, high = ordered[below], ordered[min(below + 1, num - 1)]
     return low + (high - low) * (place - below)
 

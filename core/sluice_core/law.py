@@ -276,7 +276,7 @@ def _release(step: _Step) -> Division | None:
     room_ms = min(map(step.due_ms, held)) - step.safe_ms / 2 - step.now_fixed_ms
     beside = step.times.chunk_limit(step.limits.itl_ms, *step.joined(free))
     fits = min(step.chunk, room_ms / step.token_ms, len(free) + max(beside, 0))
-    return Division(min(step.whole, max(len(free) or MIN_CHUNK_TOKENS, int(fits))))
+    return Division(min(step.whole, max(len(free) or MIN_CHUNK_TOKENS, math.floor(fits))))
 
 
 def _long(step: _Step) -> Division | None:

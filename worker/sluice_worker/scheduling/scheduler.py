@@ -282,8 +282,6 @@ class Scheduler:
             return Terms(0, inf, sequence.order, sequence.prefill_left)
         due_s = sequence.due_s(self.limits)
         return Terms(request.priority, due_s, sequence.order, sequence.prefill_left)
-            request.priority, sequence.due_s(self.limits), sequence.order, sequence.prefill_left
-        )
 
     def _why_blocked(self) -> Lack | None:
         """The resource that a request arriving now would wait for."""
