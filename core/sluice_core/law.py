@@ -21,6 +21,8 @@ from .steptime import StepTimes
 from .wire import EngineLimits
 
 NOBODY: frozenset[Hashable] = frozenset()
+BREAK_PRICE = 1.0
+"""Requests that long steps must rescue for each smooth one that they break."""
 SAFE_GAPS = 1.0
 """Gap targets between the last long step and the first deadline: a late release is late for all."""
 MOST_STRETCH = 1.3
@@ -193,7 +195,8 @@ class _Step:
         if self._breaks_anyway:
             return bool(self.rescuable)
         num_rescued = len(self.rescuable) - len(self.in_time(self._short(self.rescuable)[0]))
-        return num_rescued > sum(gaps.would_break for gaps in self.load.decodes)
+        num_broken = sum(gaps.would_break for gaps in self.load.decodes)
+        return num_rescued > BREAK_PRICE * num_broken
 
     @cached_property
     def _breaks_anyway(self) -> bool:
