@@ -8,6 +8,7 @@ from math import inf
 from sluice_core.contract import TICK_SECONDS, Tick
 from sluice_core.latency import TARGET_MARGIN, StepTime
 
+from ..reasons import Reason
 from . import constants as k
 from .evidence import (
     Accepts,
@@ -24,7 +25,16 @@ from .evidence import (
 from .interference import far_ms
 from .model import calibration, corrected, step_time
 from .tick_sums import TickWindow
-from .types import Cause, Failures, Observation, Past, TargetName, TargetVerdict, Verdict
+from .types import (
+    Cause,
+    Condition,
+    Failures,
+    Observation,
+    Past,
+    TargetName,
+    TargetVerdict,
+    Verdict,
+)
 from .verdicts import READERS, FixedChunk, is_breached, judge, read_failures
 
 FIRST_TOKENS = READERS["timeToFirstToken"]
@@ -176,6 +186,16 @@ def _fixed_chunk(
     ran = effective_cap(seen.cap, epoch.newest_ticks(k.RECENT_TICKS))
     decodes_ms = model.mean_ms(ran, 0) * model.stretch + model.stall_ms
     return FixedChunk(decodes_hold=decodes_ms <= seen.targets.itl_ms)
+
+
+def no_evidence(context: Context, metrics: Condition) -> tuple[Reason, str] | None:
+    """Why nothing is decided: too few pods report, or no request ends well. None without a
+    reason."""
+    if not metrics.holds:
+        return Reason.METRICS_UNAVAILABLE, metrics.message
+    if context.failures.is_all:
+        return Reason.REQUESTS_FAIL, f"{context.failures.sentence}; none ends well now"
+    return None
 
 
 def effective_cap(cap: int, newest: Sequence[Tick]) -> int:

@@ -1,4 +1,4 @@
-"""Combines evidence, model, demand and causes: the decision table of the design, section 6."""
+"""Combines evidence, model, demand and causes: rules of cap, replicas and budget."""
 
 from typing import TypeVar
 
@@ -7,7 +7,7 @@ from sluice_core.contract import Tick
 
 from ..reasons import Reason
 from .capacity import next_budget, proposed_chunk, read_load, remember_load
-from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
+from .caps import Bound, CapCase, bound_to_end, cap_move, raise_bound, remember_breach
 from .conditions import (
     feasible,
     limited_by,
@@ -19,15 +19,8 @@ from .conditions import (
 from .context import Context, build_case
 from .demand import Demand
 from .evidence import num_begun
-from .replicas import (
-    given_replicas,
-    measure_demand,
-    record_scale,
-    replicas_move,
-    settle_scale,
-    wanting_none,
-)
-from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets
+from .replicas import REPLICAS_RULES, ReplicasCase, measure_demand, record_scale, settle_scale
+from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets, first
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 _BREACHES = (
@@ -46,12 +39,11 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     bound = raise_bound(context)
     demand = measure_demand(context, bound)
     metrics, can_hold = metrics_available(context), feasible(context, demand)
-    if (why := _nothing_to_go_by(context, metrics)) is not None:
-        cap, replicas = _held(context, *why)
-        past = wanting_none(past)  # nobody has seen for how long it was wanted
-    else:
-        cap = cap_move(context, can_hold, bound, read_load(context, demand, can_hold))
-        past, replicas = replicas_move(context, demand, cap, bound, can_hold)
+    load = read_load(context, demand, can_hold)
+    to_end = bound_to_end(context, bound, load.enough)
+    cap = cap_move(CapCase(context, metrics, can_hold, to_end, load))
+    case = ReplicasCase(context, demand, cap, bound, metrics, can_hold)
+    past, replicas = first(REPLICAS_RULES, case)
     decision = _decision(context, demand, bound, cap, replicas, metrics, can_hold)
     return _remember(past, context, demand, decision), decision
 
@@ -60,22 +52,6 @@ def _done(move: Move, now: int, context: Context) -> int:
     """The value after `move`: Advisory mode only moves back within the limits."""
     is_done = context.seen.targets.mode == "Enforce" or move.reason == Reason.WITHIN_LIMITS
     return move.to if is_done else now
-
-
-def _nothing_to_go_by(context: Context, metrics: Condition) -> tuple[Reason, str] | None:
-    """Why nothing is decided: too few pods report, or no request ends well. None without a
-    reason."""
-    if not metrics.holds:
-        return Reason.METRICS_UNAVAILABLE, metrics.message
-    if context.failures.is_all:
-        return Reason.REQUESTS_FAIL, f"{context.failures.sentence}; none ends well now"
-    return None
-
-
-def _held(context: Context, reason: Reason, message: str) -> tuple[Move, Move]:
-    """Only the limits are kept: they need no evidence."""
-    cap = bounded_cap(context) or Move(context.seen.cap, reason, message)
-    return cap, given_replicas(context) or Move(context.seen.replicas, reason, message)
 
 
 def _until(now: float, past: Past) -> Past:

@@ -1,5 +1,7 @@
-"""The decision on replicas: the right half of the decision table, with its guards."""
+"""The decision on replicas: its rules in order (`REPLICAS_RULES`), and what they rest on."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 import msgspec
@@ -9,7 +11,7 @@ from ..reasons import Reason
 from . import constants as k
 from .capacity import pod_capacity
 from .caps import Bound
-from .context import Context
+from .context import Context, no_evidence
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
 from .evidence import is_filled, recent
 from .types import Condition, Move, Observation, Past, ReplicaChange, TargetName
@@ -96,36 +98,6 @@ def _backlog(context: Context) -> int:
     return 0 if context.work.spare_pods else context.work.waiting_cap + context.work.waiting_kv
 
 
-def replicas_move(
-    context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition
-) -> tuple[Past, Move]:
-    """The next replicas, and the past with the time since when more or fewer are wanted."""
-    replicas = context.seen.replicas
-    if (given := given_replicas(context)) is not None:
-        return wanting_none(context.past), given
-    wanted = _wanted(context, demand, cap, bound, feasible)
-    if wanted > replicas:
-        return _scale_out(context, demand, wanted)
-    message = f"{_rate(demand)} needs {demand.needed}"
-    if _may_shrink(context, demand):
-        if (missed := _still_missed(context, feasible)) is None:
-            return _scale_in(context, demand)
-        message += f"; {missed} still comes too late"
-    return wanting_none(context.past), Move(replicas, Reason.STEADY, message)
-
-
-def given_replicas(context: Context) -> Move | None:
-    """The move that needs no evidence: an outside owner's replicas, or back within the limits."""
-    limits, replicas = context.seen.limits, context.seen.replicas
-    if limits.replicas_external:
-        return Move(replicas, Reason.REPLICAS_EXTERNAL, "the replicas have an outside owner")
-    within = limits.bound_replicas(replicas)
-    if within == replicas:
-        return None
-    message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
-    return Move(within, Reason.WITHIN_LIMITS, message)
-
-
 def wanting_none(past: Past) -> Past:
     """The past with no wish for more or fewer replicas."""
     return _wanting(past, None, None)
@@ -194,38 +166,16 @@ def _queue_grows(context: Context) -> bool:
     return full and after > before * k.LOAD_ROSE and after > 0
 
 
-def _scale_out(context: Context, demand: Demand, wanted: int) -> tuple[Past, Move]:
-    now, limits, replicas = context.seen.now, context.seen.limits, context.seen.replicas
-    since_s = now if context.past.scale_out_since_s is None else context.past.scale_out_since_s
-    past = _wanting(context.past, since_s, None)
-    if is_substitute := _never_came(context) and not _has_substitute(past):
-        wanted = min(wanted, replicas + 1)
-    target = min(wanted, limits.max_replicas)
-    need = f"{_rate(demand)} needs {wanted}"
-    if target <= replicas:
-        message = f"{need}, and {limits.max_replicas} is the maximum"
-        return past, Move(replicas, Reason.AT_MAX_REPLICAS, message)
-    if now - since_s < limits.scale_up_window_s:
-        message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
-        return past, Move(replicas, Reason.SCALE_UP_WINDOW, message)
-    waits_for = _last_change_settles(past, demand.arrivals, now) or _is_replaced(context, demand)
-    if waits_for and not is_substitute:
-        return past, Move(replicas, Reason.AWAITING_REPLICAS, f"{need}; {waits_for}")
-    cause = f"{context.cause} waits" if context.cause != "none" else "overload"
-    message = f"{need} ({cause}); replicas {replicas} -> {target}"
-    return past, Move(target, Reason.SCALED_OUT, message)
-
-
-def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
+def _last_change_settles(context: Context, arrivals: Arrivals) -> str:
     """Why a second scale-out must wait, or ''. Arrivals that rose by a fifth do not wait."""
-    last = past.last_scale
+    last = context.past.last_scale
     if last is None or last.to_replicas < last.from_replicas:
         return ""
     if arrivals.per_s > k.LOAD_ROSE * last.arrivals_per_s:
         return ""
     if last.settled_s is None:
         return "the pods of the last scale-out are not ready yet"
-    left_s = last.settled_s + last.drain_s - now
+    left_s = last.settled_s + last.drain_s - context.seen.now
     return f"the backlog drains for {left_s:.0f} s more" if left_s > 0 else ""
 
 
@@ -257,34 +207,6 @@ def _may_shrink(context: Context, demand: Demand) -> bool:
     return not is_coming or _is_overdue(context)
 
 
-def _still_missed(context: Context, feasible: Condition) -> TargetName | None:
-    """A breached target that the newest half minute missed as well, so that no pod is removed. None
-    without one, if nothing arrives, or if no number of pods would hold it."""
-    newest = recent(context.pods)
-    if feasible.holds is False or not any(tick.arrivals for tick in newest):
-        return None
-    queued: tuple[TargetName, ...] = ("timeToFirstToken", "endToEnd")
-    breached = (name for name in queued if context.verdict(name) == "Breach")
-    return next((n for n in breached if any(READERS[n].seen(t)[1] for t in newest)), None)
-
-
-def _scale_in(context: Context, demand: Demand) -> tuple[Past, Move]:
-    now, limits, replicas = context.seen.now, context.seen.limits, context.seen.replicas
-    since_s = now if context.past.scale_in_since_s is None else context.past.scale_in_since_s
-    # Like an HPA: the most that any pass since then has left.
-    target = min(max(context.past.scale_in_to, _fewer(context, demand)), replicas)
-    past = _wanting(context.past, None, since_s, target)
-    fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
-    if now - since_s < limits.scale_down_window_s:
-        tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
-        message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
-        return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
-    # If nothing comes of it (Advisory), the window goes on, without its highest need so far.
-    past = _wanting(context.past, None, since_s, _fewer(context, demand))
-    message = f"{fits}; replicas {replicas} -> {target}"
-    return past, Move(target, Reason.SCALED_IN, message)
-
-
 def _fewer(context: Context, demand: Demand) -> int:
     """The replicas after scaling in: at least half of them while anything arrives or runs."""
     is_idle = not (demand.arrivals.mean_per_s or _running(context) or context.fleet.silent)
@@ -300,6 +222,181 @@ def _running(context: Context) -> int:
 def _room(context: Context, demand: Demand) -> float:
     """Sequences that one pod can run at once."""
     return max(context.seen.cap, demand.capacity.concurrency if demand.capacity else 0)
+
+
+Choice = tuple[Past, Move]
+"""The next replicas, and the past with the time since when more or fewer are wanted."""
+
+
+@dataclass(frozen=True)
+class ReplicasCase:
+    """What the rules of the replicas look at. `cap`: its move; `bound`: how far it can be
+    raised."""
+
+    context: Context
+    demand: Demand
+    cap: Move
+    bound: Bound
+    metrics: Condition
+    feasible: Condition
+
+    @property
+    def replicas(self) -> int:
+        """The replicas that are requested now."""
+        return self.context.seen.replicas
+
+    @cached_property
+    def more(self) -> int:
+        """The replicas that are wanted, if more than now; else 0."""
+        wanted = _wanted(self.context, self.demand, self.cap, self.bound, self.feasible)
+        if _is_substitute(self.context):
+            wanted = min(wanted, self.replicas + 1)
+        return wanted if wanted > self.replicas else 0
+
+    @cached_property
+    def fewer(self) -> bool:
+        """True if fewer replicas would do."""
+        return _may_shrink(self.context, self.demand)
+
+
+def given_replicas(case: ReplicasCase) -> Choice | None:
+    """Leaves the replicas to an outside owner, or moves them back within their limits."""
+    limits, replicas = case.context.seen.limits, case.replicas
+    within = limits.bound_replicas(replicas)
+    if limits.replicas_external:
+        return _kept(case, Reason.REPLICAS_EXTERNAL, "the replicas have an outside owner")
+    message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
+    return None if within == replicas else _kept(case, Reason.WITHIN_LIMITS, message, within)
+
+
+def nothing_to_go_by(case: ReplicasCase) -> Choice | None:
+    """Keeps the replicas while too few pods report, or no request ends well."""
+    why = no_evidence(case.context, case.metrics)
+    return None if why is None else _kept(case, *why)
+
+
+def at_the_maximum(case: ReplicasCase) -> Choice | None:
+    """Keeps the replicas where more are needed than the spec allows."""
+    most = case.context.seen.limits.max_replicas
+    if not case.more or case.replicas < most:
+        return None
+    return _more(case, case.replicas, Reason.AT_MAX_REPLICAS, f", and {most} is the maximum")
+
+
+def more_for_too_short(case: ReplicasCase) -> Choice | None:
+    """Keeps the replicas until more were wanted for the whole window."""
+    window_s = case.context.seen.limits.scale_up_window_s
+    waited_s = case.context.seen.now - _since_s(case.context, case.context.past.scale_out_since_s)
+    if not case.more or waited_s >= window_s:
+        return None
+    why = f", for {waited_s:.0f} of {window_s:.0f} s"
+    return _more(case, case.replicas, Reason.SCALE_UP_WINDOW, why)
+
+
+def pods_are_coming(case: ReplicasCase) -> Choice | None:
+    """Keeps the replicas while the last change settles, or a pod is replaced and enough serve."""
+    if not case.more or _is_substitute(case.context):
+        return None
+    settles = _last_change_settles(case.context, case.demand.arrivals)
+    waits_for = settles or _is_replaced(case.context, case.demand)
+    reason = Reason.AWAITING_REPLICAS
+    return _more(case, case.replicas, reason, f"; {waits_for}") if waits_for else None
+
+
+def more_are_needed(case: ReplicasCase) -> Choice | None:
+    """Adds the pods that late requests and arrivals need."""
+    if not case.more:
+        return None
+    to, cause = min(case.more, case.context.seen.limits.max_replicas), case.context.cause
+    why = f"{cause} waits" if cause != "none" else "overload"
+    return _more(case, to, Reason.SCALED_OUT, f" ({why}); replicas {case.replicas} -> {to}")
+
+
+def target_is_missed(case: ReplicasCase) -> Choice | None:
+    """Keeps pods that seem too many while first tokens or ends still come too late, unless no
+    number of pods would hold the target."""
+    newest = recent(case.context.pods)
+    if not case.fewer or case.feasible.holds is False or not any(t.arrivals for t in newest):
+        return None
+    queued: tuple[TargetName, ...] = ("timeToFirstToken", "endToEnd")
+    breached = (name for name in queued if case.context.verdict(name) == "Breach")
+    missed = next((n for n in breached if any(READERS[n].seen(t)[1] for t in newest)), None)
+    message = f"{_rate(case.demand)} needs {case.demand.needed}; {missed} still comes too late"
+    return _kept(case, Reason.STEADY, message) if missed else None
+
+
+def fewer_for_too_short(case: ReplicasCase) -> Choice | None:
+    """Keeps the replicas until fewer would have done for the whole window."""
+    window_s = case.context.seen.limits.scale_down_window_s
+    waited_s = case.context.seen.now - _since_s(case.context, case.context.past.scale_in_since_s)
+    if not case.fewer or waited_s >= window_s:
+        return None
+    # The status is written where its words change.
+    why = f", for {waited_s // 10 * 10:.0f} of {window_s:.0f} s"
+    return _fewer_do(case, case.replicas, Reason.SCALE_DOWN_WINDOW, why, _least_since(case))
+
+
+def fewer_will_do(case: ReplicasCase) -> Choice | None:
+    """Removes pods down to the most that the window needed, and by half at most."""
+    if not case.fewer:
+        return None
+    to, why = _least_since(case), f"; replicas {case.replicas} -> {_least_since(case)}"
+    # If nothing comes of it (Advisory), the window goes on, without its highest need so far.
+    return _fewer_do(case, to, Reason.SCALED_IN, why, _fewer(case.context, case.demand))
+
+
+def replicas_fit(case: ReplicasCase) -> Choice:
+    """Keeps the replicas that the arrivals need."""
+    return _kept(case, Reason.STEADY, f"{_rate(case.demand)} needs {case.demand.needed}")
+
+
+REPLICAS_RULES = (
+    given_replicas,
+    nothing_to_go_by,
+    at_the_maximum,
+    more_for_too_short,
+    pods_are_coming,
+    more_are_needed,
+    target_is_missed,
+    fewer_for_too_short,
+    fewer_will_do,
+    replicas_fit,
+)
+"""The rules of the replicas, in order."""
+
+
+def _kept(case: ReplicasCase, reason: Reason, message: str, to: int | None = None) -> Choice:
+    return wanting_none(case.context.past), Move(
+        case.replicas if to is None else to, reason, message
+    )
+
+
+def _more(case: ReplicasCase, to: int, reason: Reason, why: str) -> Choice:
+    since_s = _since_s(case.context, case.context.past.scale_out_since_s)
+    past = _wanting(case.context.past, since_s, None)
+    return past, Move(to, reason, f"{_rate(case.demand)} needs {case.more}{why}")
+
+
+def _fewer_do(case: ReplicasCase, to: int, reason: Reason, why: str, in_to: int) -> Choice:
+    since_s = _since_s(case.context, case.context.past.scale_in_since_s)
+    past = _wanting(case.context.past, None, since_s, in_to)
+    fits = f"{_rate(case.demand)} fits {case.demand.needed_with_margin} with margin"
+    return past, Move(to, reason, fits + why)
+
+
+def _least_since(case: ReplicasCase) -> int:
+    """The most that any pass of the window has left, as of an HPA."""
+    least = max(case.context.past.scale_in_to, _fewer(case.context, case.demand))
+    return min(least, case.replicas)
+
+
+def _since_s(context: Context, since_s: float | None) -> float:
+    return context.seen.now if since_s is None else since_s
+
+
+def _is_substitute(context: Context) -> bool:
+    """True if a pod is asked for in place of one that never came."""
+    return _never_came(context) and not _has_substitute(context.past)
 
 
 def record_scale(past: Past, context: Context, demand: Demand, move: Move) -> Past:

@@ -3,10 +3,10 @@
 All values are frozen. Times are Unix seconds (`*_s`), targets milliseconds (`*_ms`), shares 0..1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 from sluice_core.contract import Evidence, Overload, RuntimeConfig
@@ -18,6 +18,14 @@ TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
 Cause = Literal["cap", "kv", "prefill", "outside", "none"]
 LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "EndToEnd", "Minimum"]
+Case = TypeVar("Case")
+Choice = TypeVar("Choice")
+
+
+def first(rules: Iterable[Callable[[Case], Choice | None]], case: Case) -> Choice:
+    """Returns what the first of `rules` that applies decides; the last one always applies. A rule
+    is a function: docs/slo.md prints its name and the first sentence of its docstring."""
+    return next(choice for rule in rules if (choice := rule(case)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
