@@ -1,6 +1,7 @@
 """Combines evidence, model, demand and causes: rules of cap, replicas and budget."""
 
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 from sluice_core.contract import Tick
@@ -22,7 +23,11 @@ from .evidence import num_begun
 from .replicas import REPLICAS_RULES, ReplicasCase, measure_demand, record_scale, settle_scale
 from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets, first
 
-Struct = TypeVar("Struct", bound=msgspec.Struct)
+_TIMES = "time_s", "at_s", "settled_s", "targets_since_s", "scale_out_since_s", "scale_in_since_s"
+"""The times of a past."""
+_WELL = attrgetter("good", "smooth")
+_ENDED = attrgetter("finished", "refused")
+_DECIDED = attrgetter("ttft.n", "ttft.over")
 _BREACHES = (
     Reason.INTER_TOKEN_LATENCY_BREACHED,
     Reason.RAISED_TOO_FAR,
@@ -58,24 +63,14 @@ def _until(now: float, past: Past) -> Past:
     """The past with no time after `now`, in case the clock was set back. Otherwise all evidence
     would predate an edit, and a change would settle for hours."""
 
-    def earlier(at_s: float | None) -> float | None:
-        return None if at_s is None else min(at_s, now)
+    def earlier(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: earlier(part, name) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [earlier(part) for part in value]
+        return min(value, now) if name in _TIMES and value is not None else value
 
-    def changed(change: Struct, *names: str) -> Struct:
-        times = {name: earlier(getattr(change, name)) for name in names}
-        return msgspec.structs.replace(change, **times)
-
-    last, loaded, budget = past.last_change, past.loaded_cap, past.chunk_budget
-    trial = past.chunk_trial
-    return msgspec.structs.replace(
-        changed(past, "targets_since_s", "scale_out_since_s", "scale_in_since_s"),
-        breached_caps=tuple(changed(known, "time_s") for known in past.breached_caps),
-        loaded_cap=loaded and changed(loaded, "time_s"),
-        chunk_budget=budget and changed(budget, "time_s"),
-        chunk_trial=trial and changed(trial, "at_s"),
-        last_change=last and changed(last, "time_s"),
-        scale_history=tuple(changed(c, "time_s", "settled_s") for c in past.scale_history),
-    )
+    return msgspec.convert(earlier(msgspec.to_builtins(past)), Past)
 
 
 def _with_targets(past: Past, targets: Targets, now: float) -> Past:
@@ -147,24 +142,12 @@ def _quality(context: Context) -> tuple[int, int, int]:
     """Requests of the window: ended, good, smooth. Ended are those that finished, failed, were
     refused or stayed unserved past the target; a failed one may have been late before."""
     window = context.window
-    good, smooth = window.total(_well)
-    finished, refused = window.total(_ended)
-    decided, over = window.total(_decided)
+    good, smooth = window.total(_WELL)
+    finished, refused = window.total(_ENDED)
+    decided, over = window.total(_DECIDED)
     begun, _ = window.total(_begun)
     unserved = refused + context.failures.num
     return finished + max(unserved, min(decided - begun, over)), good, smooth
-
-
-def _well(tick: Tick) -> tuple[int, int]:
-    return tick.good, tick.smooth
-
-
-def _ended(tick: Tick) -> tuple[int, int]:
-    return tick.finished, tick.refused
-
-
-def _decided(tick: Tick) -> tuple[int, int]:
-    return tick.ttft.n, tick.ttft.over
 
 
 def _begun(tick: Tick) -> tuple[int, int]:
