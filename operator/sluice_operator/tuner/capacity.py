@@ -9,6 +9,7 @@ first is taken once it has settled (`ChunkTrial`), a better one at most once a d
 
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from msgspec import structs
 from sluice_core.contract import TICK_SECONDS
@@ -19,7 +20,7 @@ from .caps import Bound, is_another_time, is_forgotten, sequences_in_memory, seq
 from .context import Context, effective_cap
 from .demand import Capacity, Demand, OfferedLoad
 from .evidence import recent
-from .model import allowed_chunk
+from .model import allowed_chunk, needed_chunk
 from .types import ChunkBudget, ChunkLimits, ChunkTrial, Condition, LoadedCap, first
 
 
@@ -177,13 +178,30 @@ def remember_load(context: Context, demand: Demand, cap: int) -> LoadedCap:
     return LoadedCap(cap, context.seen.now, times, per_s, context.work.total_tokens, tail_ms)
 
 
-def proposed_chunk(context: Context) -> int | None:
-    """The budget that the step model allows beside the decodes that ran; None if it is unknown."""
+class ProposedChunk(NamedTuple):
+    """A token budget for engines with a fixed one. `for_load`: it is larger than what holds the
+    inter-token target, as first tokens would be late with less."""
+
+    tokens: int
+    for_load: bool = False
+
+
+def proposed_chunk(context: Context, demand: Demand) -> ProposedChunk | None:
+    """The budget that the step model allows beside the decodes that ran, or that the arriving
+    prompts need if their first tokens have a target; None if it is unknown."""
     if context.model is None:
         return None
-    ran = effective_cap(context.seen.cap, context.recent_ticks)
+    law, targets, work = context.model.law, context.seen.targets, context.work
     limits = context.seen.limits.chunk or ChunkLimits()
-    return allowed_chunk(context.model.law, context.seen.targets, ran, limits)
+    ran = effective_cap(context.seen.cap, context.recent_ticks)
+    allowed = allowed_chunk(law, targets, ran, limits)
+    if allowed is None:
+        return None
+    if targets.ttft_ms is None:
+        return ProposedChunk(allowed)
+    per_ms = _of_one(context, demand.arrivals.per_s) * work.prompt_tokens / 1000
+    needed = needed_chunk(law, per_ms, min(work.decodes, ran), limits)
+    return ProposedChunk(max(allowed, needed), needed > allowed)
 
 
 Budget = tuple[ChunkBudget | None, ChunkTrial | None]
@@ -205,7 +223,7 @@ class BudgetCase:
     key: str
 
 
-def next_budget(context: Context) -> Budget:
+def next_budget(context: Context, demand: Demand) -> Budget:
     """The budget for the pods' engines, and what is on trial: by the first rule that applies."""
     limits, known, trial = (
         context.seen.limits.chunk,
@@ -217,7 +235,8 @@ def next_budget(context: Context) -> Budget:
         known = None
     if trial and trial.key != key:
         trial = None
-    allowed = proposed_chunk(context) if context.fixed_chunk else None
+    chunk = proposed_chunk(context, demand) if context.fixed_chunk else None
+    allowed = chunk.tokens if chunk else None
     return first(BUDGET_RULES, BudgetCase(context, limits, allowed, known, trial, key))
 
 

@@ -386,9 +386,9 @@ def _what_is_missing(context: Context) -> str:
 
 
 def _raised(case: CapCase, reason: Reason, why: str) -> Move:
-    """The raise to the bound, at most doubled, or to where the cap was before interference."""
+    """The raise to the bound, as far as one goes, or to where the cap was before interference."""
     before = _before_interference(case.context)
-    to = min(case.bound.cap, max(_doubled(case.cap), before))
+    to = min(case.bound.cap, max(_farthest(case.context), before))
     change = f"cap {case.cap} -> {to}" + ", as before the interference" * (to == before)
     return Move(to, reason, f"{why}; {change}")
 
@@ -401,6 +401,15 @@ def _before_interference(context: Context) -> int:
     # In lasting interference the worker fits its model to it, which then predicts less room.
     is_over = context.predicted_cap is not None and context.predicted_cap >= context.seen.cap
     return last.from_cap if is_over and not interference.mostly(context.recent_ticks) else 0
+
+
+def _farthest(context: Context) -> int:
+    """The largest cap of one raise: by a step model of the pods' own steps under traffic it goes
+    where that points, else it doubles. Gaps as a gate sees them give no such model."""
+    cap = context.seen.cap
+    steps = min((sum(t.steps for t in pod.present) for pod in context.acked), default=0)
+    is_sure = context.predicted_cap is not None and context.fixed_chunk is None
+    return k.SURE_RAISE * cap if is_sure and steps >= k.SURE_STEPS else _doubled(cap)
 
 
 def _doubled(cap: int) -> int:

@@ -33,7 +33,8 @@ _BREACHES = (
     Reason.RAISED_TOO_FAR,
     Reason.TOO_MANY_TO_END,
 )
-"""Reasons for which the cap that is lowered is remembered as breached."""
+"""Reasons for which the cap that is lowered is remembered as breached. Gaps alone say nothing of a
+cap while all pods start: they compile and capture graphs, and their step model is still to come."""
 
 
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
@@ -85,7 +86,10 @@ def _with_targets(past: Past, targets: Targets, now: float) -> Past:
 
 def _remember(past: Past, context: Context, demand: Demand, decision: Decision) -> Past:
     seen, cap, reason = context.seen, decision.cap, decision.cap_move.reason
-    if cap < seen.cap and reason in _BREACHES:
+    is_start = reason == Reason.INTER_TOKEN_LATENCY_BREACHED and all(
+        pod.is_young for pod in context.acked
+    )
+    if cap < seen.cap and reason in _BREACHES and not is_start:
         kept = remember_breach(context).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
     if cap > seen.cap and reason == Reason.LOAD_NEEDS_CAP:
@@ -95,7 +99,7 @@ def _remember(past: Past, context: Context, demand: Demand, decision: Decision) 
         past = msgspec.structs.replace(past, last_change=change)
     if decision.replicas != seen.replicas:
         past = record_scale(past, context, demand, decision.replicas_move)
-    budget, trial = next_budget(context)
+    budget, trial = next_budget(context, demand)
     return msgspec.structs.replace(past, chunk_budget=budget, chunk_trial=trial)
 
 
@@ -110,6 +114,7 @@ def _decision(
 ) -> Decision:
     seen = context.seen
     ended, good, smooth = _quality(context)
+    chunk = proposed_chunk(context, demand) if context.fixed_chunk else None
     return Decision(
         cap=_done(cap, seen.cap, context),
         replicas=_done(replicas, seen.replicas, context),
@@ -134,7 +139,7 @@ def _decision(
         arrivals_per_s=demand.arrivals.per_s,
         good_share=good / ended if ended else None,
         smooth_share=smooth / ended if ended else None,
-        proposed_chunk=proposed_chunk(context) if context.fixed_chunk else None,
+        proposed_chunk=chunk.tokens if chunk else None,
     )
 
 

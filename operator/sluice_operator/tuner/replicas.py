@@ -188,7 +188,7 @@ def _is_replaced(context: Context, demand: Demand) -> str:
     last = context.past.last_scale
     raised_s = last.time_s if last and last.to_replicas > last.from_replicas else -inf
     left = any(pod.ticks and pod.end_s(pod.ticks[-1]) > raised_s for pod in fleet.leaving)
-    young = any(len(pod.present) * TICK_SECONDS < k.YOUNG_S for pod in fleet.heard)
+    young = any(pod.is_young for pod in fleet.heard)
     if not left or not (young or len(fleet.heard) < replicas):
         return ""
     return f"a pod was replaced, and {replicas} can do what arrives"
