@@ -16,12 +16,12 @@ from sluice_core.contract import TICK_SECONDS
 from sluice_core.latency import StepTime
 
 from . import constants as k
-from .caps import Bound, is_another_time, is_forgotten, sequences_in_memory, sequences_in_time
+from .caps import is_another_time, is_forgotten, sequences_in_memory, sequences_in_time
 from .context import Context, effective_cap
 from .demand import Capacity, Demand, OfferedLoad
 from .evidence import recent
 from .model import allowed_chunk, needed_chunk
-from .types import ChunkBudget, ChunkLimits, ChunkTrial, Condition, LoadedCap, first
+from .types import Bound, ChunkBudget, ChunkLimits, ChunkTrial, Condition, LoadedCap, first
 
 
 def pod_capacity(context: Context, bound: Bound) -> Capacity | None:
@@ -225,11 +225,8 @@ class BudgetCase:
 
 def next_budget(context: Context, demand: Demand) -> Budget:
     """The budget for the pods' engines, and what is on trial: by the first rule that applies."""
-    limits, known, trial = (
-        context.seen.limits.chunk,
-        context.past.chunk_budget,
-        context.past.chunk_trial,
-    )
+    past, limits = context.past, context.seen.limits.chunk
+    known, trial = past.chunk_budget, past.chunk_trial
     key = f"{limits.key}|{context.seen.targets.itl_ms}" if limits else ""
     if known and limits and (known.key != key or not limits.least <= known.tokens <= limits.most):
         known = None

@@ -13,14 +13,14 @@ from sluice_core.model.sizing import carried_sequences
 from ..reasons import Reason
 from . import constants as k
 from . import interference
-from .context import Context, effective_cap, no_evidence
+from .context import Case, Context, effective_cap, nothing_to_go_by
 from .demand import OfferedLoad
 from .evidence import cap_is_used, median_kv_tokens
 from .tick_sums import series_of
 from .types import (
+    Bound,
     BreachedCap,
     Cause,
-    Condition,
     LoadedCap,
     Move,
     Past,
@@ -32,34 +32,11 @@ from .verdicts import READERS
 GAPS = READERS["interTokenLatency"]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The largest cap that a raise may reach now, and what limits it."""
-
-    cap: int
-    reason: Reason
-    message: str
-
-    def is_worth_it(self, cap: int) -> bool:
-        """True if going there from `cap` is worth a new epoch, whose evidence starts from zero."""
-        return self.cap > cap and self.cap >= k.MIN_RAISE * cap
-
-
 @dataclass(frozen=True)
-class CapCase:
-    """What the rules of the cap look at. `bound`: how far it can be raised; `load`: the caps that
-    the arrivals need."""
+class CapCase(Case):
+    """`load`: the caps that the arrivals need."""
 
-    context: Context
-    metrics: Condition
-    feasible: Condition
-    bound: Bound
     load: OfferedLoad
-
-    @property
-    def cap(self) -> int:
-        """The present cap."""
-        return self.context.seen.cap
 
     @cached_property
     def queue(self) -> str | None:
@@ -70,7 +47,7 @@ class CapCase:
 def cap_move(case: CapCase) -> Move:
     """The next cap: what the first rule says, as a batch that the engine has a captured graph for.
     A raise to none is no raise."""
-    move, cap = first(CAP_RULES, case), case.cap
+    move, cap = first(CAP_RULES, case), case.present
     to = case.context.seen.limits.captured(move.to)
     if move.to > cap:
         to = max(cap, to)
@@ -82,17 +59,11 @@ def cap_move(case: CapCase) -> Move:
 def within_limits(case: CapCase) -> Move | None:
     """Moves a cap that is outside its limits back, which needs no evidence."""
     limits = case.context.seen.limits
-    within = limits.bound_cap(case.cap)
-    if within == case.cap:
+    within = limits.bound_cap(case.present)
+    if within == case.present:
         return None
-    message = f"the cap {case.cap} is outside {limits.min_num_seqs}..{limits.ceiling}"
+    message = f"the cap {case.present} is outside {limits.min_num_seqs}..{limits.ceiling}"
     return Move(within, Reason.WITHIN_LIMITS, message)
-
-
-def nothing_to_go_by(case: CapCase) -> Move | None:
-    """Keeps the cap while too few pods report, or no request ends well."""
-    why = no_evidence(case.context, case.metrics)
-    return None if why is None else Move(case.cap, *why)
 
 
 def change_is_new(case: CapCase) -> Move | None:
@@ -101,13 +72,13 @@ def change_is_new(case: CapCase) -> Move | None:
     if 2 * len(context.acked) >= num:
         return None
     message = f"epoch {context.seen.epoch} is acknowledged by {len(context.acked)} of {num} pods"
-    return Move(case.cap, Reason.AWAITING_ACKNOWLEDGEMENT, message)
+    return Move(case.present, Reason.AWAITING_ACKNOWLEDGEMENT, message)
 
 
 def load_needs_cap(case: CapCase) -> Move | None:
     """Raises the cap to the least that serves the arrivals, where no more pods may come and no
     later rule raises it as far."""
-    context, cap, least = case.context, case.cap, case.load.raise_to
+    context, cap, least = case.context, case.present, case.load.raise_to
     ceiling, late = context.seen.limits.ceiling, context.late_in_queue
     room = min(ceiling, sequences_if_shared(context) or ceiling)
     # Each raise opens an epoch, so it goes at least this far, even if less would do.
@@ -122,12 +93,12 @@ def no_cap_holds(case: CapCase) -> Move | None:
     """Keeps the cap under broken gaps that no cap would hold."""
     if not case.context.gaps_breached or case.feasible.holds is not False:
         return None
-    return Move(case.cap, case.feasible.reason, case.feasible.message)
+    return Move(case.present, case.feasible.reason, case.feasible.message)
 
 
 def gaps_breached(case: CapCase) -> Move | None:
     """Lowers the cap under broken gaps to the model's best, but not below what the load needs."""
-    context, cap, keep = case.context, case.cap, case.load.keep
+    context, cap, keep = case.context, case.present, case.load.keep
     if not context.gaps_breached:
         return None
     minimum = context.seen.limits.min_num_seqs
@@ -136,7 +107,7 @@ def gaps_breached(case: CapCase) -> Move | None:
         best, source = keep, "the least that does what arrives"
         if best > k.LOWER * cap:
             message = f"{context.numbers('interTokenLatency')}; below {best} arrivals wait for ever"
-            return Move(case.cap, Reason.LOAD_NEEDS_CAP, message)
+            return Move(case.present, Reason.LOAD_NEEDS_CAP, message)
     lowered = max(minimum, min(cap - 1, best))
     if lowered == minimum > best:
         source = "the minimum"
@@ -174,7 +145,7 @@ def _proven_before(context: Context) -> int:
 def raised_too_far(case: CapCase) -> Move | None:
     """Takes a raise back if the gaps exceed the allowed share and the step model sees less room,
     too. Together the two show what gaps alone take minutes to show."""
-    context, cap = case.context, case.cap
+    context, cap = case.context, case.present
     last, targets = context.past.last_change, context.seen.targets
     if last is None or last.epoch != context.seen.epoch or last.from_cap >= cap:
         return None
@@ -199,7 +170,7 @@ def raised_too_far(case: CapCase) -> Move | None:
 def too_many_to_end(case: CapCase) -> Move | None:
     """Lowers the cap to a batch that ends in time, if none does because so many run and fewer
     serve the arrivals too. Else the queue would lose what the batch gains."""
-    context, cap = case.context, case.cap
+    context, cap = case.context, case.present
     ran, in_time = effective_cap(cap, context.recent_ticks), sequences_in_time(context)
     enough = max(case.load.keep, case.load.enough)
     if context.verdict("endToEnd") != "Breach" or not enough <= in_time < k.SAME_CAP * ran:
@@ -215,7 +186,7 @@ def interference_may_last(case: CapCase) -> Move | None:
     is_young = context.late_in_queue is None or len(context.epoch) < k.REGIME_WINDOW
     if context.verdict("interTokenLatency") != "Breach" or not is_young:
         return None
-    return Move(case.cap, case.feasible.reason, case.feasible.message)
+    return Move(case.present, case.feasible.reason, case.feasible.message)
 
 
 def cap_is_not_the_cause(case: CapCase) -> Move | None:
@@ -226,7 +197,7 @@ def cap_is_not_the_cause(case: CapCase) -> Move | None:
         return None
     if case.context.cause == "outside" and case.context.is_cold:
         why = Reason.COLD_START, "the time went into a cold start"
-    return Move(case.cap, why[0], f"{case.context.numbers(late)}; {why[1]}")
+    return Move(case.present, why[0], f"{case.context.numbers(late)}; {why[1]}")
 
 
 _OTHER_CAUSES: dict[Cause, tuple[Reason, str]] = {
@@ -245,8 +216,8 @@ def late_for_cap(case: CapCase) -> Move | None:
     if late is None or context.cause != "cap":
         return None
     numbers = context.numbers(late)
-    if not bound.is_worth_it(case.cap):
-        return Move(case.cap, bound.reason, f"{numbers}; {bound.message}")
+    if not bound.is_worth_it(case.present):
+        return Move(case.present, bound.reason, f"{numbers}; {bound.message}")
     if late == "timeToFirstToken":
         reason, waited = (
             Reason.FIRST_TOKEN_BREACHED,
@@ -263,17 +234,19 @@ def cap_is_unused(case: CapCase) -> Move | None:
     """Keeps a cap that nobody waits for and that few or none use: it proves nothing."""
     verdicts, epoch = case.context.verdicts, f"epoch {case.context.seen.epoch}"
     if verdicts and not any(verdict.n for verdict in verdicts.values()):
-        return Move(case.cap, Reason.NO_TRAFFIC, f"{epoch}: no traffic in the window")
+        return Move(case.present, Reason.NO_TRAFFIC, f"{epoch}: no traffic in the window")
     if case.queue or cap_is_used(case.context.recent_ticks):
         return None
-    message = f"{epoch}: the cap {case.cap} is not used, so it proves nothing"
-    return Move(case.cap, Reason.CAP_UNUSED, message)
+    message = f"{epoch}: the cap {case.present} is not used, so it proves nothing"
+    return Move(case.present, Reason.CAP_UNUSED, message)
 
 
 def no_room(case: CapCase) -> Move | None:
     """Keeps the cap where memory, gaps or the model leave no room."""
     bound = case.bound
-    return None if bound.is_worth_it(case.cap) else Move(case.cap, bound.reason, bound.message)
+    return (
+        None if bound.is_worth_it(case.present) else Move(case.present, bound.reason, bound.message)
+    )
 
 
 def headroom_is_shown(case: CapCase) -> Move | None:
@@ -294,7 +267,7 @@ def queue_stands(case: CapCase) -> Move | None:
 
 def evidence_is_missing(case: CapCase) -> Move:
     """Keeps the cap until gaps have shown room."""
-    return Move(case.cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(case.context))
+    return Move(case.present, Reason.COLLECTING_EVIDENCE, _what_is_missing(case.context))
 
 
 EVIDENCE_RULES = (
@@ -389,7 +362,7 @@ def _raised(case: CapCase, reason: Reason, why: str) -> Move:
     """The raise to the bound, as far as one goes, or to where the cap was before interference."""
     before = _before_interference(case.context)
     to = min(case.bound.cap, max(_farthest(case.context), before))
-    change = f"cap {case.cap} -> {to}" + ", as before the interference" * (to == before)
+    change = f"cap {case.present} -> {to}" + ", as before the interference" * (to == before)
     return Move(to, reason, f"{why}; {change}")
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from ..reasons import Reason
 from . import constants as k
 from .capacity import proposed_chunk, running_budget
-from .caps import Bound, blocked_from, sequences_in_time
+from .caps import blocked_from, sequences_in_time
 from .context import Context, effective_cap
 from .demand import Demand
-from .types import Condition, LimitedBy, Move
+from .types import Bound, Condition, LimitedBy, Move
 
 
 def metrics_available(context: Context) -> Condition:

@@ -26,9 +26,11 @@ from .interference import far_ms
 from .model import calibration, corrected, step_time
 from .tick_sums import TickWindow
 from .types import (
+    Bound,
     Cause,
     Condition,
     Failures,
+    Move,
     Observation,
     Past,
     TargetName,
@@ -188,14 +190,25 @@ def _fixed_chunk(
     return FixedChunk(decodes_hold=decodes_ms <= seen.targets.itl_ms)
 
 
-def no_evidence(context: Context, metrics: Condition) -> tuple[Reason, str] | None:
-    """Why nothing is decided: too few pods report, or no request ends well. None without a
-    reason."""
-    if not metrics.holds:
-        return Reason.METRICS_UNAVAILABLE, metrics.message
-    if context.failures.is_all:
-        return Reason.REQUESTS_FAIL, f"{context.failures.sentence}; none ends well now"
-    return None
+@dataclass(frozen=True)
+class Case:
+    """What the rules of cap and replicas look at. `present`: the cap or the replicas now; `bound`:
+    how far the cap can be raised."""
+
+    context: Context
+    present: int
+    metrics: Condition
+    feasible: Condition
+    bound: Bound
+
+
+def nothing_to_go_by(case: Case) -> Move | None:
+    """Changes nothing while too few pods report, or no request ends well."""
+    if not case.metrics.holds:
+        return Move(case.present, Reason.METRICS_UNAVAILABLE, case.metrics.message)
+    message = f"{case.context.failures.sentence}; none ends well now"
+    is_all = case.context.failures.is_all
+    return Move(case.present, Reason.REQUESTS_FAIL, message) if is_all else None
 
 
 def effective_cap(cap: int, newest: Sequence[Tick]) -> int:

@@ -8,7 +8,7 @@ from sluice_core.contract import Tick
 
 from ..reasons import Reason
 from .capacity import next_budget, proposed_chunk, read_load, remember_load
-from .caps import Bound, CapCase, bound_to_end, cap_move, raise_bound, remember_breach
+from .caps import CapCase, bound_to_end, cap_move, raise_bound, remember_breach
 from .conditions import (
     feasible,
     limited_by,
@@ -20,8 +20,15 @@ from .conditions import (
 from .context import Context, build_case
 from .demand import Demand
 from .evidence import num_begun
-from .replicas import REPLICAS_RULES, ReplicasCase, measure_demand, record_scale, settle_scale
-from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets, first
+from .replicas import (
+    REPLICAS_RULES,
+    ReplicasCase,
+    measure_demand,
+    record_scale,
+    settle_scale,
+    wishing,
+)
+from .types import Bound, CapChange, Condition, Decision, Move, Observation, Past, Targets, first
 
 _TIMES = "time_s", "at_s", "settled_s", "targets_since_s", "scale_out_since_s", "scale_in_since_s"
 """The times of a past."""
@@ -47,9 +54,11 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     metrics, can_hold = metrics_available(context), feasible(context, demand)
     load = read_load(context, demand, can_hold)
     to_end = bound_to_end(context, bound, load.enough)
-    cap = cap_move(CapCase(context, metrics, can_hold, to_end, load))
-    case = ReplicasCase(context, demand, cap, bound, metrics, can_hold)
-    past, replicas = first(REPLICAS_RULES, case)
+    conditions = metrics, can_hold
+    cap = cap_move(CapCase(context, observation.cap, *conditions, to_end, load))
+    case = ReplicasCase(context, observation.replicas, *conditions, bound, demand, cap)
+    replicas = first(REPLICAS_RULES, case)
+    past = wishing(case, replicas)
     decision = _decision(context, demand, bound, cap, replicas, metrics, can_hold)
     return _remember(past, context, demand, decision), decision
 

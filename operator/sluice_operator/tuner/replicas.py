@@ -10,11 +10,10 @@ from sluice_core.contract import TICK_SECONDS
 from ..reasons import Reason
 from . import constants as k
 from .capacity import pod_capacity
-from .caps import Bound
-from .context import Context, no_evidence
+from .context import Case, Context, nothing_to_go_by
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
 from .evidence import is_filled, recent
-from .types import Condition, Move, Observation, Past, ReplicaChange, TargetName
+from .types import Bound, Move, Observation, Past, ReplicaChange, TargetName
 from .verdicts import READERS
 
 
@@ -98,17 +97,6 @@ def _backlog(context: Context) -> int:
     return 0 if context.work.spare_pods else context.work.waiting_cap + context.work.waiting_kv
 
 
-def wanting_none(past: Past) -> Past:
-    """The past with no wish for more or fewer replicas."""
-    return _wanting(past, None, None)
-
-
-def _wanting(past: Past, out_s: float | None, in_s: float | None, in_to: int = 0) -> Past:
-    return msgspec.structs.replace(
-        past, scale_out_since_s=out_s, scale_in_since_s=in_s, scale_in_to=in_to
-    )
-
-
 def _rate(demand: Demand) -> str:
     arrivals, capacity = demand.arrivals, demand.capacity
     burst = f", bursts of {arrivals.burst}" if arrivals.burst > 1 else ""
@@ -119,18 +107,17 @@ def _rate(demand: Demand) -> str:
     return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}{each_other}"
 
 
-def _wanted(context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition) -> int:
+def _wanted(case: "ReplicasCase") -> int:
     """Replicas that are wanted now; the present ones unless something presses for more."""
-    replicas = context.seen.replicas
-    if feasible.holds is False and context.gaps_breached:
+    context, demand, replicas = case.context, case.demand, case.present
+    if case.feasible.holds is False and context.gaps_breached:
         return replicas
-    raising = cap.to > context.seen.cap
     is_late = context.late_in_queue is not None or context.verdict("endToEnd") == "Breach"
     late = is_late and not (context.cause == "outside" and context.is_cold)
-    if not (late or _overloaded(context, demand)) or _raises_first(context, bound):
+    if not (late or _overloaded(context, demand)) or _raises_first(context, case.bound):
         return replicas
     waits = late and context.cause in ("cap", "kv") and demand.arrivals.is_known
-    if waits and not raising and _queue_grows(context):
+    if waits and case.cap.to <= context.seen.cap and _queue_grows(context):
         return max(demand.needed, replicas + 1)
     return demand.needed + _never_came(context)
 
@@ -224,95 +211,102 @@ def _room(context: Context, demand: Demand) -> float:
     return max(context.seen.cap, demand.capacity.concurrency if demand.capacity else 0)
 
 
-Choice = tuple[Past, Move]
-"""The next replicas, and the past with the time since when more or fewer are wanted."""
-
-
 @dataclass(frozen=True)
-class ReplicasCase:
-    """What the rules of the replicas look at. `cap`: its move; `bound`: how far it can be
-    raised."""
+class ReplicasCase(Case):
+    """`cap`: its move."""
 
-    context: Context
     demand: Demand
     cap: Move
-    bound: Bound
-    metrics: Condition
-    feasible: Condition
-
-    @property
-    def replicas(self) -> int:
-        """The replicas that are requested now."""
-        return self.context.seen.replicas
 
     @cached_property
     def more(self) -> int:
         """The replicas that are wanted, if more than now; else 0."""
-        wanted = _wanted(self.context, self.demand, self.cap, self.bound, self.feasible)
-        if _is_substitute(self.context):
-            wanted = min(wanted, self.replicas + 1)
-        return wanted if wanted > self.replicas else 0
+        wanted = _wanted(self)
+        if self.is_substitute:
+            wanted = min(wanted, self.present + 1)
+        return wanted if wanted > self.present else 0
+
+    @property
+    def is_substitute(self) -> bool:
+        """True if a pod is asked for in place of one that never came."""
+        return _never_came(self.context) and not _has_substitute(self.context.past)
 
     @cached_property
     def fewer(self) -> bool:
         """True if fewer replicas would do."""
         return _may_shrink(self.context, self.demand)
 
+    @property
+    def least(self) -> int:
+        """The most that any pass since fewer would do has left, as of an HPA."""
+        least = max(self.context.past.scale_in_to, _fewer(self.context, self.demand))
+        return min(least, self.present)
 
-def given_replicas(case: ReplicasCase) -> Choice | None:
+    @property
+    def need(self) -> str:
+        """What the arrivals need."""
+        return f"{_rate(self.demand)} needs {self.more or self.demand.needed}"
+
+    @property
+    def fits(self) -> str:
+        """What they fit into."""
+        return f"{_rate(self.demand)} fits {self.demand.needed_with_margin} with margin"
+
+    def waited_s(self, since_s: float | None) -> float:
+        """Seconds since then, or 0."""
+        return 0.0 if since_s is None else self.context.seen.now - since_s
+
+
+def replicas_are_given(case: ReplicasCase) -> Move | None:
     """Leaves the replicas to an outside owner, or moves them back within their limits."""
-    limits, replicas = case.context.seen.limits, case.replicas
-    within = limits.bound_replicas(replicas)
+    limits = case.context.seen.limits
     if limits.replicas_external:
-        return _kept(case, Reason.REPLICAS_EXTERNAL, "the replicas have an outside owner")
-    message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
-    return None if within == replicas else _kept(case, Reason.WITHIN_LIMITS, message, within)
+        message = "the replicas have an outside owner"
+        return Move(case.present, Reason.REPLICAS_EXTERNAL, message)
+    within = limits.bound_replicas(case.present)
+    message = f"{case.present} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
+    return None if within == case.present else Move(within, Reason.WITHIN_LIMITS, message)
 
 
-def nothing_to_go_by(case: ReplicasCase) -> Choice | None:
-    """Keeps the replicas while too few pods report, or no request ends well."""
-    why = no_evidence(case.context, case.metrics)
-    return None if why is None else _kept(case, *why)
-
-
-def at_the_maximum(case: ReplicasCase) -> Choice | None:
+def at_the_maximum(case: ReplicasCase) -> Move | None:
     """Keeps the replicas where more are needed than the spec allows."""
     most = case.context.seen.limits.max_replicas
-    if not case.more or case.replicas < most:
+    if not case.more or case.present < most:
         return None
-    return _more(case, case.replicas, Reason.AT_MAX_REPLICAS, f", and {most} is the maximum")
+    message = f"{case.need}, and {most} is the maximum"
+    return Move(case.present, Reason.AT_MAX_REPLICAS, message)
 
 
-def more_for_too_short(case: ReplicasCase) -> Choice | None:
+def more_for_too_short(case: ReplicasCase) -> Move | None:
     """Keeps the replicas until more were wanted for the whole window."""
     window_s = case.context.seen.limits.scale_up_window_s
-    waited_s = case.context.seen.now - _since_s(case.context, case.context.past.scale_out_since_s)
+    waited_s = case.waited_s(case.context.past.scale_out_since_s)
     if not case.more or waited_s >= window_s:
         return None
-    why = f", for {waited_s:.0f} of {window_s:.0f} s"
-    return _more(case, case.replicas, Reason.SCALE_UP_WINDOW, why)
+    message = f"{case.need}, for {waited_s:.0f} of {window_s:.0f} s"
+    return Move(case.present, Reason.SCALE_UP_WINDOW, message)
 
 
-def pods_are_coming(case: ReplicasCase) -> Choice | None:
+def pods_are_coming(case: ReplicasCase) -> Move | None:
     """Keeps the replicas while the last change settles, or a pod is replaced and enough serve."""
-    if not case.more or _is_substitute(case.context):
+    if not case.more or case.is_substitute:
         return None
     settles = _last_change_settles(case.context, case.demand.arrivals)
     waits_for = settles or _is_replaced(case.context, case.demand)
-    reason = Reason.AWAITING_REPLICAS
-    return _more(case, case.replicas, reason, f"; {waits_for}") if waits_for else None
+    message = f"{case.need}; {waits_for}"
+    return Move(case.present, Reason.AWAITING_REPLICAS, message) if waits_for else None
 
 
-def more_are_needed(case: ReplicasCase) -> Choice | None:
+def more_are_needed(case: ReplicasCase) -> Move | None:
     """Adds the pods that late requests and arrivals need."""
     if not case.more:
         return None
     to, cause = min(case.more, case.context.seen.limits.max_replicas), case.context.cause
     why = f"{cause} waits" if cause != "none" else "overload"
-    return _more(case, to, Reason.SCALED_OUT, f" ({why}); replicas {case.replicas} -> {to}")
+    return Move(to, Reason.SCALED_OUT, f"{case.need} ({why}); replicas {case.present} -> {to}")
 
 
-def target_is_missed(case: ReplicasCase) -> Choice | None:
+def target_is_missed(case: ReplicasCase) -> Move | None:
     """Keeps pods that seem too many while first tokens or ends still come too late, unless no
     number of pods would hold the target."""
     newest = recent(case.context.pods)
@@ -321,37 +315,34 @@ def target_is_missed(case: ReplicasCase) -> Choice | None:
     queued: tuple[TargetName, ...] = ("timeToFirstToken", "endToEnd")
     breached = (name for name in queued if case.context.verdict(name) == "Breach")
     missed = next((n for n in breached if any(READERS[n].seen(t)[1] for t in newest)), None)
-    message = f"{_rate(case.demand)} needs {case.demand.needed}; {missed} still comes too late"
-    return _kept(case, Reason.STEADY, message) if missed else None
+    message = f"{case.need}; {missed} still comes too late"
+    return Move(case.present, Reason.STEADY, message) if missed else None
 
 
-def fewer_for_too_short(case: ReplicasCase) -> Choice | None:
+def fewer_for_too_short(case: ReplicasCase) -> Move | None:
     """Keeps the replicas until fewer would have done for the whole window."""
     window_s = case.context.seen.limits.scale_down_window_s
-    waited_s = case.context.seen.now - _since_s(case.context, case.context.past.scale_in_since_s)
+    waited_s = case.waited_s(case.context.past.scale_in_since_s)
     if not case.fewer or waited_s >= window_s:
         return None
     # The status is written where its words change.
-    why = f", for {waited_s // 10 * 10:.0f} of {window_s:.0f} s"
-    return _fewer_do(case, case.replicas, Reason.SCALE_DOWN_WINDOW, why, _least_since(case))
+    message = f"{case.fits}, for {waited_s // 10 * 10:.0f} of {window_s:.0f} s"
+    return Move(case.present, Reason.SCALE_DOWN_WINDOW, message)
 
 
-def fewer_will_do(case: ReplicasCase) -> Choice | None:
+def fewer_will_do(case: ReplicasCase) -> Move | None:
     """Removes pods down to the most that the window needed, and by half at most."""
-    if not case.fewer:
-        return None
-    to, why = _least_since(case), f"; replicas {case.replicas} -> {_least_since(case)}"
-    # If nothing comes of it (Advisory), the window goes on, without its highest need so far.
-    return _fewer_do(case, to, Reason.SCALED_IN, why, _fewer(case.context, case.demand))
+    message = f"{case.fits}; replicas {case.present} -> {case.least}"
+    return Move(case.least, Reason.SCALED_IN, message) if case.fewer else None
 
 
-def replicas_fit(case: ReplicasCase) -> Choice:
+def replicas_fit(case: ReplicasCase) -> Move:
     """Keeps the replicas that the arrivals need."""
-    return _kept(case, Reason.STEADY, f"{_rate(case.demand)} needs {case.demand.needed}")
+    return Move(case.present, Reason.STEADY, case.need)
 
 
 REPLICAS_RULES = (
-    given_replicas,
+    replicas_are_given,
     nothing_to_go_by,
     at_the_maximum,
     more_for_too_short,
@@ -363,40 +354,37 @@ REPLICAS_RULES = (
     replicas_fit,
 )
 """The rules of the replicas, in order."""
+_MORE = (
+    Reason.AT_MAX_REPLICAS, Reason.SCALE_UP_WINDOW, Reason.AWAITING_REPLICAS, Reason.SCALED_OUT
+)  # fmt: skip
 
 
-def _kept(case: ReplicasCase, reason: Reason, message: str, to: int | None = None) -> Choice:
-    return wanting_none(case.context.past), Move(
-        case.replicas if to is None else to, reason, message
+def wishing(case: ReplicasCase, move: Move) -> Past:
+    """The past with the time since when more or fewer replicas are wanted, as `move` says."""
+    past, now = case.context.past, case.context.seen.now
+    if move.reason in _MORE:
+        return _wanting(past, now if past.scale_out_since_s is None else past.scale_out_since_s)
+    if move.reason not in (Reason.SCALE_DOWN_WINDOW, Reason.SCALED_IN):
+        return wanting_none(past)
+    since_s = now if past.scale_in_since_s is None else past.scale_in_since_s
+    # If nothing comes of it (Advisory), the window goes on, without its highest need so far.
+    is_over = move.reason == Reason.SCALED_IN
+    return _wanting(
+        past, None, since_s, _fewer(case.context, case.demand) if is_over else case.least
     )
 
 
-def _more(case: ReplicasCase, to: int, reason: Reason, why: str) -> Choice:
-    since_s = _since_s(case.context, case.context.past.scale_out_since_s)
-    past = _wanting(case.context.past, since_s, None)
-    return past, Move(to, reason, f"{_rate(case.demand)} needs {case.more}{why}")
+def wanting_none(past: Past) -> Past:
+    """The past with no wish for more or fewer replicas."""
+    return _wanting(past)
 
 
-def _fewer_do(case: ReplicasCase, to: int, reason: Reason, why: str, in_to: int) -> Choice:
-    since_s = _since_s(case.context, case.context.past.scale_in_since_s)
-    past = _wanting(case.context.past, None, since_s, in_to)
-    fits = f"{_rate(case.demand)} fits {case.demand.needed_with_margin} with margin"
-    return past, Move(to, reason, fits + why)
-
-
-def _least_since(case: ReplicasCase) -> int:
-    """The most that any pass of the window has left, as of an HPA."""
-    least = max(case.context.past.scale_in_to, _fewer(case.context, case.demand))
-    return min(least, case.replicas)
-
-
-def _since_s(context: Context, since_s: float | None) -> float:
-    return context.seen.now if since_s is None else since_s
-
-
-def _is_substitute(context: Context) -> bool:
-    """True if a pod is asked for in place of one that never came."""
-    return _never_came(context) and not _has_substitute(context.past)
+def _wanting(
+    past: Past, out_s: float | None = None, in_s: float | None = None, in_to: int = 0
+) -> Past:
+    return msgspec.structs.replace(
+        past, scale_out_since_s=out_s, scale_in_since_s=in_s, scale_in_to=in_to
+    )
 
 
 def record_scale(past: Past, context: Context, demand: Demand, move: Move) -> Past:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from sluice_core.contract import Evidence, Overload, RuntimeConfig
 
 from ..reasons import Foreign, Reason
-from .constants import MAX_KINDS, MIN_BUDGET
+from .constants import MAX_KINDS, MIN_BUDGET, MIN_RAISE
 
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
@@ -311,6 +311,19 @@ class Move:
     to: int
     reason: Reason | Foreign
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The largest cap that a raise may reach now, and what limits it."""
+
+    cap: int
+    reason: Reason
+    message: str
+
+    def is_worth_it(self, cap: int) -> bool:
+        """True if going there from `cap` is worth a new epoch, whose evidence starts from zero."""
+        return self.cap > cap and self.cap >= MIN_RAISE * cap
 
 
 @dataclass(frozen=True, slots=True)
