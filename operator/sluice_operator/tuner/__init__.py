@@ -5,7 +5,8 @@
 gaps that no cap would have held. `context` holds the facts of one decision. `detect` has the
 statistical tests, `verdicts` judges the targets. `model` predicts the step time, `capacity` the
 throughput of a pod. `caps` moves the cap, `demand` counts replicas, `replicas` moves them.
-`conditions` says if the promise holds. `constants` has every number with its reason.
+`conditions` says if the promise holds. Rules in order decide, which docs/slo.md prints. `constants`
+has every number with its reason.
 """
 
 from .decide import decide

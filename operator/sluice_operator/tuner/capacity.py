@@ -7,19 +7,21 @@ Some engines fix the token budget of a step at their start, so a new one restart
 first is taken once it has settled (`ChunkTrial`), a better one at most once a day.
 """
 
+from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from msgspec import structs
 from sluice_core.contract import TICK_SECONDS
 from sluice_core.latency import StepTime
 
 from . import constants as k
-from .caps import Bound, is_another_time, is_forgotten, sequences_in_memory, sequences_in_time
+from .caps import is_another_time, is_forgotten, sequences_in_memory, sequences_in_time
 from .context import Context, effective_cap
 from .demand import Capacity, Demand, OfferedLoad
 from .evidence import recent
-from .model import allowed_chunk
-from .types import ChunkBudget, ChunkLimits, ChunkTrial, Condition, LoadedCap
+from .model import allowed_chunk, needed_chunk
+from .types import Bound, ChunkBudget, ChunkLimits, ChunkTrial, Condition, LoadedCap, first
 
 
 def pod_capacity(context: Context, bound: Bound) -> Capacity | None:
@@ -176,54 +178,125 @@ def remember_load(context: Context, demand: Demand, cap: int) -> LoadedCap:
     return LoadedCap(cap, context.seen.now, times, per_s, context.work.total_tokens, tail_ms)
 
 
-def proposed_chunk(context: Context) -> int | None:
-    """The budget that the step model allows beside the decodes that ran; None if it is unknown."""
+class ProposedChunk(NamedTuple):
+    """A token budget for engines with a fixed one. `for_load`: it is larger than what holds the
+    inter-token target, as first tokens would be late with less."""
+
+    tokens: int
+    for_load: bool = False
+
+
+def proposed_chunk(context: Context, demand: Demand) -> ProposedChunk | None:
+    """The budget that the step model allows beside the decodes that ran, or that the arriving
+    prompts need if their first tokens have a target; None if it is unknown."""
     if context.model is None:
         return None
-    ran = effective_cap(context.seen.cap, context.recent_ticks)
+    law, targets, work = context.model.law, context.seen.targets, context.work
     limits = context.seen.limits.chunk or ChunkLimits()
-    return allowed_chunk(context.model.law, context.seen.targets, ran, limits)
-
-
-def next_budget(context: Context) -> tuple[ChunkBudget | None, ChunkTrial | None]:
-    """The budget for the pods' engines: the kept one, or a better one that the model has allowed
-    for long enough; and what is on trial for that. None while their own will do. It is kept for one
-    model, device, target and limits."""
-    seen, known, trial = context.seen, context.past.chunk_budget, context.past.chunk_trial
-    limits = seen.limits.chunk
-    if limits is None:
-        return None, None
-    key = f"{limits.key}|{seen.targets.itl_ms}"
-    if known is not None and (known.key != key or not limits.least <= known.tokens <= limits.most):
-        known = None
-    if trial is not None and trial.key != key:
-        trial = None
-    if not limits.may_roll or seen.targets.mode == "Advisory":
-        return known, None
-    allowed = proposed_chunk(context) if context.fixed_chunk else None
+    ran = effective_cap(context.seen.cap, context.recent_ticks)
+    allowed = allowed_chunk(law, targets, ran, limits)
     if allowed is None:
-        return known, trial
-    is_alike = _are_alike(known.tokens if known else running_budget(context), allowed)
-    if is_alike or known and not _may_replace(known, allowed, context):
-        return known, trial and structs.replace(trial, num=0)
-    least = min(allowed, trial.tokens) if trial else allowed
-    trial = _tried(trial, allowed, context, key)
-    if trial.num < k.CHUNK_TICKS and trial.total < k.CHUNK_TICKS_MOST:
-        return known, trial
-    return ChunkBudget(least, seen.now, key), None
+        return None
+    if targets.ttft_ms is None:
+        return ProposedChunk(allowed)
+    per_ms = _of_one(context, demand.arrivals.per_s) * work.prompt_tokens / 1000
+    needed = needed_chunk(law, per_ms, min(work.decodes, ran), limits)
+    return ProposedChunk(max(allowed, needed), needed > allowed)
 
 
-def _tried(trial: ChunkTrial | None, allowed: int, context: Context, key: str) -> ChunkTrial:
+Budget = tuple[ChunkBudget | None, ChunkTrial | None]
+"""The token budget that the pods' engines start with, and what is on trial for it; None while
+their own will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetCase:
+    """What the rules of a fixed budget look at. `limits`: None if it is not ours to set; `allowed`:
+    what the step model allows, None if unknown. `known`, `trial`: of this model, device, target
+    and limits."""
+
+    context: Context
+    limits: ChunkLimits | None
+    allowed: int | None
+    known: ChunkBudget | None
+    trial: ChunkTrial | None
+    key: str
+
+
+def next_budget(context: Context, demand: Demand) -> Budget:
+    """The budget for the pods' engines, and what is on trial: by the first rule that applies."""
+    past, limits = context.past, context.seen.limits.chunk
+    known, trial = past.chunk_budget, past.chunk_trial
+    key = f"{limits.key}|{context.seen.targets.itl_ms}" if limits else ""
+    if known and limits and (known.key != key or not limits.least <= known.tokens <= limits.most):
+        known = None
+    if trial and trial.key != key:
+        trial = None
+    chunk = proposed_chunk(context, demand) if context.fixed_chunk else None
+    allowed = chunk.tokens if chunk else None
+    return first(BUDGET_RULES, BudgetCase(context, limits, allowed, known, trial, key))
+
+
+def is_not_ours(case: BudgetCase) -> Budget | None:
+    """Sets no budget where the user sets it or chunks follow the target."""
+    return (None, None) if case.limits is None else None
+
+
+def may_not_restart(case: BudgetCase) -> Budget | None:
+    """Keeps the budget where the tuner may not restart pods."""
+    may_roll = case.limits and case.limits.may_roll
+    return None if may_roll and case.context.seen.targets.mode == "Enforce" else (case.known, None)
+
+
+def is_unknown(case: BudgetCase) -> Budget | None:
+    """Keeps the budget without a step model or an inter-token target."""
+    return (case.known, case.trial) if case.allowed is None else None
+
+
+def is_good_enough(case: BudgetCase) -> Budget | None:
+    """Keeps a budget that is about what the model allows, or younger than a day, or that no late
+    gap or first token speaks against."""
+    allowed, known, trial = case.allowed or 0, case.known, case.trial
+    now = known.tokens if known else running_budget(case.context)
+    if not _are_alike(now, allowed) and (
+        known is None or _may_replace(known, allowed, case.context)
+    ):
+        return None
+    return known, trial and structs.replace(trial, num=0)
+
+
+def is_on_trial(case: BudgetCase) -> Budget | None:
+    """Tries a new budget until it has been proposed for five minutes with requests, or another for
+    an hour."""
+    trial = _tried(case)
+    is_settled = trial.num >= k.CHUNK_TICKS or trial.total >= k.CHUNK_TICKS_MOST
+    return None if is_settled else (case.known, trial)
+
+
+def has_settled(case: BudgetCase) -> Budget:
+    """Restarts the pods with the budget, or the smaller of two between which it wavers."""
+    allowed = case.allowed or 0
+    least = min(allowed, case.trial.tokens) if case.trial else allowed
+    return ChunkBudget(least, case.context.seen.now, case.key), None
+
+
+BUDGET_RULES = (
+    is_not_ours, may_not_restart, is_unknown, is_good_enough, is_on_trial, has_settled
+)  # fmt: skip
+"""The rules of a fixed token budget, in order."""
+
+
+def _tried(case: BudgetCase) -> ChunkTrial:
     """The trial with this proposal, if it is of a new tick and requests ran. A model of nothing new
     proposes the same for ever."""
-    now = context.seen.now
+    now, trial, allowed = case.context.seen.now, case.trial, case.allowed or 0
     if trial is None:
-        return ChunkTrial(allowed, 1, 1, now, key)
-    if now - trial.at_s < TICK_SECONDS or not any(t.max_running for t in context.recent_ticks):
+        return ChunkTrial(allowed, 1, 1, now, case.key)
+    if now - trial.at_s < TICK_SECONDS or not any(t.max_running for t in case.context.recent_ticks):
         return trial
     is_alike = _are_alike(trial.tokens, allowed)
     tokens, num = (trial.tokens, trial.num + 1) if is_alike else (allowed, 1)
-    return ChunkTrial(tokens, num, trial.total + 1, now, key)
+    return ChunkTrial(tokens, num, trial.total + 1, now, case.key)
 
 
 def _are_alike(tokens: int, other: int) -> bool:

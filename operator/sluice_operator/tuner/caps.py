@@ -1,6 +1,7 @@
-"""The cap: why it moves or stays, how far a step goes, and which caps breached before."""
+"""The cap: its rules in order (`CAP_RULES`), how far a raise goes, and which caps breached."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, floor, inf, sqrt
 
 import msgspec
@@ -12,110 +13,101 @@ from sluice_core.model.sizing import carried_sequences
 from ..reasons import Reason
 from . import constants as k
 from . import interference
-from .context import Context, effective_cap
+from .context import Case, Context, effective_cap, nothing_to_go_by
 from .demand import OfferedLoad
 from .evidence import cap_is_used, median_kv_tokens
 from .tick_sums import series_of
-from .types import BreachedCap, Condition, LoadedCap, Move, Past, TargetName, Targets
+from .types import (
+    Bound,
+    BreachedCap,
+    Cause,
+    LoadedCap,
+    Move,
+    Past,
+    Targets,
+    first,
+)
 from .verdicts import READERS
 
 GAPS = READERS["interTokenLatency"]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The largest cap that a raise may reach now, and what limits it."""
+@dataclass(frozen=True)
+class CapCase(Case):
+    """`load`: the caps that the arrivals need."""
 
-    cap: int
-    reason: Reason
-    message: str
+    load: OfferedLoad
 
-    def is_worth_it(self, cap: int) -> bool:
-        """True if going there from `cap` is worth a new epoch, whose evidence starts from zero."""
-        return self.cap > cap and self.cap >= k.MIN_RAISE * cap
-
-
-def cap_move(context: Context, feasible: Condition, bound: Bound, load: OfferedLoad) -> Move:
-    """The next cap. `bound`: how far it can be raised; `load`: the caps that the arrivals need."""
-    cap = context.seen.cap
-    if (within := bounded_cap(context)) is not None:
-        return within
-    if 2 * len(context.acked) < len(context.pods):
-        message = f"epoch {context.seen.epoch} is acknowledged by {len(context.acked)} of "
-        return Move(cap, Reason.AWAITING_ACKNOWLEDGEMENT, message + f"{len(context.pods)} pods")
-    move = _by_evidence(context, feasible, _to_end(context, bound, load.enough), load)
-    return _captured(context, _raise_for_load(context, load.raise_to, move.to) or move)
+    @cached_property
+    def queue(self) -> str | None:
+        """Why a queue for the cap justifies a raise, or None."""
+        return _queue_for_more(self.context)
 
 
-def _captured(context: Context, move: Move) -> Move:
-    """`move` to a batch that the engine has a captured graph for; a raise to none is no raise."""
-    cap, to = context.seen.cap, context.seen.limits.captured(move.to)
+def cap_move(case: CapCase) -> Move:
+    """The next cap: what the first rule says, as a batch that the engine has a captured graph for.
+    A raise to none is no raise."""
+    move, cap = first(CAP_RULES, case), case.present
+    to = case.context.seen.limits.captured(move.to)
     if move.to > cap:
         to = max(cap, to)
-    if move.to == cap or to == move.to:
+    if move.to == cap or to == move.to or move.reason == Reason.WITHIN_LIMITS:
         return move
     return Move(to, move.reason, f"{move.message}; {to} has a captured graph")
 
 
-def _by_evidence(context: Context, feasible: Condition, bound: Bound, load: OfferedLoad) -> Move:
-    cap, keep = context.seen.cap, load.keep
-    if context.gaps_breached:
-        return _lower(context, feasible, keep)
-    if (back := _raised_too_far(context, keep)) is not None:
-        return back
-    if (fewer := _ends_too_late(context, max(load.keep, load.enough))) is not None:
-        return fewer
-    late, in_interference = context.late_in_queue, context.verdict("interTokenLatency") == "Breach"
-    # No raise while interference may still prove to be a lasting regime.
-    if in_interference and (late is None or len(context.epoch) < k.REGIME_WINDOW):
-        return Move(cap, feasible.reason, feasible.message)
-    if late is not None and context.cause != "none":
-        return _raise_for_queue(context, late, bound)
-    return _raise_with_headroom(context, bound)
-
-
-def bounded_cap(context: Context) -> Move | None:
-    """The move back within the limits, which needs no evidence; None if the cap is within."""
-    limits, cap = context.seen.limits, context.seen.cap
-    within = limits.bound_cap(cap)
-    if within == cap:
+def within_limits(case: CapCase) -> Move | None:
+    """Moves a cap that is outside its limits back, which needs no evidence."""
+    limits = case.context.seen.limits
+    within = limits.bound_cap(case.present)
+    if within == case.present:
         return None
-    message = f"the cap {cap} is outside {limits.min_num_seqs}..{limits.ceiling}"
+    message = f"the cap {case.present} is outside {limits.min_num_seqs}..{limits.ceiling}"
     return Move(within, Reason.WITHIN_LIMITS, message)
 
 
-def _raise_for_load(context: Context, least: int, otherwise: int) -> Move | None:
-    """The raise to `least`, which serves the arrivals; None if the cap gets that far
-    `otherwise`."""
-    cap, ceiling, late = context.seen.cap, context.seen.limits.ceiling, context.late_in_queue
+def change_is_new(case: CapCase) -> Move | None:
+    """Keeps the cap until half of the pods have taken over its last change."""
+    context, num = case.context, len(case.context.pods)
+    if 2 * len(context.acked) >= num:
+        return None
+    message = f"epoch {context.seen.epoch} is acknowledged by {len(context.acked)} of {num} pods"
+    return Move(case.present, Reason.AWAITING_ACKNOWLEDGEMENT, message)
+
+
+def load_needs_cap(case: CapCase) -> Move | None:
+    """Raises the cap to the least that serves the arrivals, where no more pods may come and no
+    later rule raises it as far."""
+    context, cap, least = case.context, case.present, case.load.raise_to
+    ceiling, late = context.seen.limits.ceiling, context.late_in_queue
     room = min(ceiling, sequences_if_shared(context) or ceiling)
     # Each raise opens an epoch, so it goes at least this far, even if less would do.
     to = min(max(least, ceil(k.MIN_RAISE * cap)), _doubled(cap), room)
-    if late is None or least <= cap or to <= max(cap, otherwise):
+    if late is None or least <= cap or to <= max(cap, first(EVIDENCE_RULES, case).to):
         return None
     message = f"{context.numbers(late)}; below {least} arrivals wait for ever; cap {cap} -> {to}"
     return Move(to, Reason.LOAD_NEEDS_CAP, message)
 
 
-def _lower(context: Context, feasible: Condition, keep: int) -> Move:
-    cap, minimum = context.seen.cap, context.seen.limits.min_num_seqs
-    if feasible.holds is False:
-        return Move(cap, feasible.reason, feasible.message)
-    base = effective_cap(cap, context.recent_ticks)
-    best = floor(k.LOWER * base)
-    source = f"{k.LOWER:g} of the {base} that ran"
-    if context.predicted_cap is not None and context.predicted_cap < cap:
-        best, source = context.predicted_cap, "the model's best"
-        if best <= 1 < floor(k.HALVE * base):
-            best, source = floor(k.HALVE * base), f"half of the {base} that ran: the model sees one"
-    proven = _proven_before(context)
-    if best < proven:
-        best, source = proven, "which had shown headroom"
+def no_cap_holds(case: CapCase) -> Move | None:
+    """Keeps the cap under broken gaps that no cap would hold."""
+    if not case.context.gaps_breached or case.feasible.holds is not False:
+        return None
+    return Move(case.present, case.feasible.reason, case.feasible.message)
+
+
+def gaps_breached(case: CapCase) -> Move | None:
+    """Lowers the cap under broken gaps to the model's best, but not below what the load needs."""
+    context, cap, keep = case.context, case.present, case.load.keep
+    if not context.gaps_breached:
+        return None
+    minimum = context.seen.limits.min_num_seqs
+    best, source = _best_below(context)
     if best < keep:
         best, source = keep, "the least that does what arrives"
         if best > k.LOWER * cap:
             message = f"{context.numbers('interTokenLatency')}; below {best} arrivals wait for ever"
-            return Move(cap, Reason.LOAD_NEEDS_CAP, message)
+            return Move(case.present, Reason.LOAD_NEEDS_CAP, message)
     lowered = max(minimum, min(cap - 1, best))
     if lowered == minimum > best:
         source = "the minimum"
@@ -123,6 +115,20 @@ def _lower(context: Context, feasible: Condition, keep: int) -> Move:
     if interference.mostly(context.recent_ticks):
         return Move(lowered, Reason.INTERFERENCE_LASTS, f"{message}; until it ends")
     return Move(lowered, Reason.INTER_TOKEN_LATENCY_BREACHED, message)
+
+
+def _best_below(context: Context) -> tuple[int, str]:
+    """The cap that should hold the gaps, by what was proven, by the model or by a step down; and
+    which of them said so."""
+    cap, predicted = context.seen.cap, context.predicted_cap
+    base = effective_cap(cap, context.recent_ticks)
+    best, source = floor(k.LOWER * base), f"{k.LOWER:g} of the {base} that ran"
+    if predicted is not None and predicted < cap:
+        best, source = predicted, "the model's best"
+        if best <= 1 < floor(k.HALVE * base):
+            best, source = floor(k.HALVE * base), f"half of the {base} that ran: the model sees one"
+    proven = _proven_before(context)
+    return (proven, "which had shown headroom") if best < proven else (best, source)
 
 
 def _proven_before(context: Context) -> int:
@@ -136,10 +142,11 @@ def _proven_before(context: Context) -> int:
     return last.from_cap if context.seen.now - last.time_s < k.REMEMBER_S else 0
 
 
-def _raised_too_far(context: Context, keep: int) -> Move | None:
-    """The way back from a raise, if the gaps exceed the allowed share and the step model sees less
-    room, too; else None. Together the two show what gaps alone take minutes to show."""
-    cap, last, targets = context.seen.cap, context.past.last_change, context.seen.targets
+def raised_too_far(case: CapCase) -> Move | None:
+    """Takes a raise back if the gaps exceed the allowed share and the step model sees less room,
+    too. Together the two show what gaps alone take minutes to show."""
+    context, cap = case.context, case.present
+    last, targets = context.past.last_change, context.seen.targets
     if last is None or last.epoch != context.seen.epoch or last.from_cap >= cap:
         return None
     if context.model is None or targets.itl_ms is None:
@@ -153,19 +160,19 @@ def _raised_too_far(context: Context, keep: int) -> Move | None:
     if num_over < max(k.STANDING_TICKS, k.TOO_FAR_SHARE * len(busy)):
         return None
     room = context.model.largest_batch(k.LATE_MARGIN * targets.itl_ms, cap)
-    back = context.seen.limits.bound_cap(max(last.from_cap, room, keep))
+    back = context.seen.limits.bound_cap(max(last.from_cap, room, case.load.keep))
     if back > k.SAME_CAP * cap:
         return None
     message = f"{context.numbers('interTokenLatency')}, and the step model has room for {room}; "
     return Move(back, Reason.RAISED_TOO_FAR, f"{message}cap {cap} -> {back}")
 
 
-def _ends_too_late(context: Context, enough: int) -> Move | None:
-    """The way down to as many sequences as end in time together, if so many more ran that none
-    does. Then the batch takes too long, not the queue. None else, and if that is not `enough` for
-    the arrivals: the queue would lose what the batch gains."""
-    cap, ran = context.seen.cap, effective_cap(context.seen.cap, context.recent_ticks)
-    in_time = sequences_in_time(context)
+def too_many_to_end(case: CapCase) -> Move | None:
+    """Lowers the cap to a batch that ends in time, if none does because so many run and fewer
+    serve the arrivals too. Else the queue would lose what the batch gains."""
+    context, cap = case.context, case.present
+    ran, in_time = effective_cap(cap, context.recent_ticks), sequences_in_time(context)
+    enough = max(case.load.keep, case.load.enough)
     if context.verdict("endToEnd") != "Breach" or not enough <= in_time < k.SAME_CAP * ran:
         return None
     lowered = context.seen.limits.bound_cap(floor(in_time))
@@ -173,20 +180,44 @@ def _ends_too_late(context: Context, enough: int) -> Move | None:
     return Move(lowered, Reason.TOO_MANY_TO_END, f"{message}cap {cap} -> {lowered}")
 
 
-def _raise_for_queue(context: Context, late: TargetName, bound: Bound) -> Move:
-    cap, numbers = context.seen.cap, context.numbers(late)
-    held = {
-        "kv": Move(
-            cap, Reason.WAITING_FOR_KV, f"{numbers}; requests wait for KV memory, not the cap"
-        ),
-        "prefill": Move(cap, Reason.PREFILL_BOUND, f"{numbers}; the time went into prefill"),
-        "outside": _held_outside(context, numbers),
-    }
-    if context.cause in held:
-        return held[context.cause]
-    if not bound.is_worth_it(cap):
-        return Move(cap, bound.reason, f"{numbers}; {bound.message}")
-    to = _step_up(context, bound)
+def interference_may_last(case: CapCase) -> Move | None:
+    """Keeps the cap while interference may still prove to be the pod's lasting speed."""
+    context = case.context
+    is_young = context.late_in_queue is None or len(context.epoch) < k.REGIME_WINDOW
+    if context.verdict("interTokenLatency") != "Breach" or not is_young:
+        return None
+    return Move(case.present, case.feasible.reason, case.feasible.message)
+
+
+def cap_is_not_the_cause(case: CapCase) -> Move | None:
+    """Keeps the cap where late requests waited for memory, prefill, a start or something outside
+    the engine."""
+    late, why = case.context.late_in_queue, _OTHER_CAUSES.get(case.context.cause)
+    if late is None or why is None:
+        return None
+    if case.context.cause == "outside" and case.context.is_cold:
+        why = Reason.COLD_START, "the time went into a cold start"
+    return Move(case.present, why[0], f"{case.context.numbers(late)}; {why[1]}")
+
+
+_OTHER_CAUSES: dict[Cause, tuple[Reason, str]] = {
+    "kv": (Reason.WAITING_FOR_KV, "requests wait for KV memory, not the cap"),
+    "prefill": (Reason.PREFILL_BOUND, "the time went into prefill"),
+    "outside": (
+        Reason.OUTSIDE_ENGINE,
+        "the time went by outside the engine: tokenising, HTTP, a busy CPU",
+    ),
+}
+
+
+def late_for_cap(case: CapCase) -> Move | None:
+    """Raises the cap where requests are late for it, if memory, gaps and the model leave room."""
+    context, late, bound = case.context, case.context.late_in_queue, case.bound
+    if late is None or context.cause != "cap":
+        return None
+    numbers = context.numbers(late)
+    if not bound.is_worth_it(case.present):
+        return Move(case.present, bound.reason, f"{numbers}; {bound.message}")
     if late == "timeToFirstToken":
         reason, waited = (
             Reason.FIRST_TOKEN_BREACHED,
@@ -194,39 +225,69 @@ def _raise_for_queue(context: Context, late: TargetName, bound: Bound) -> Move:
         )
     else:
         reason, waited = Reason.END_TO_END_BREACHED, f"{context.work.waiting_cap} wait for the cap"
-    message = f"{numbers}; {waited}; {_raised(context, to)}"
     if _shows_headroom(context) and "interTokenLatency" in context.verdicts:
-        return Move(to, Reason.HEADROOM, f"{_proof(context)}; {message}")
-    return Move(to, reason, message)
+        return _raised(case, Reason.HEADROOM, f"{_proof(context)}; {numbers}; {waited}")
+    return _raised(case, reason, f"{numbers}; {waited}")
 
 
-def _held_outside(context: Context, numbers: str) -> Move:
-    """`outside` is all time outside the engine; without a young pod it is tokenising and HTTP."""
-    if context.is_cold:
-        return Move(
-            context.seen.cap, Reason.COLD_START, f"{numbers}; the time went into a cold start"
-        )
-    message = f"{numbers}; the time went by outside the engine: tokenising, HTTP, a busy CPU"
-    return Move(context.seen.cap, Reason.OUTSIDE_ENGINE, message)
+def cap_is_unused(case: CapCase) -> Move | None:
+    """Keeps a cap that nobody waits for and that few or none use: it proves nothing."""
+    verdicts, epoch = case.context.verdicts, f"epoch {case.context.seen.epoch}"
+    if verdicts and not any(verdict.n for verdict in verdicts.values()):
+        return Move(case.present, Reason.NO_TRAFFIC, f"{epoch}: no traffic in the window")
+    if case.queue or cap_is_used(case.context.recent_ticks):
+        return None
+    message = f"{epoch}: the cap {case.present} is not used, so it proves nothing"
+    return Move(case.present, Reason.CAP_UNUSED, message)
 
 
-def _raise_with_headroom(context: Context, bound: Bound) -> Move:
-    cap = context.seen.cap
-    if context.verdicts and not any(verdict.n for verdict in context.verdicts.values()):
-        return Move(cap, Reason.NO_TRAFFIC, f"epoch {context.seen.epoch}: no traffic in the window")
-    queue, used = _queue_for_more(context), cap_is_used(context.recent_ticks)
-    if not (queue or used):
-        message = f"epoch {context.seen.epoch}: the cap {cap} is not used, so it proves nothing"
-        return Move(cap, Reason.CAP_UNUSED, message)
-    if not bound.is_worth_it(cap):
-        return Move(cap, bound.reason, bound.message)
-    to = _step_up(context, bound)
-    if _shows_headroom(context):
-        why = "the cap is used" if used else "requests wait for the cap"
-        return Move(to, Reason.HEADROOM, f"{_proof(context)}; {why}; {_raised(context, to)}")
-    if context.model is not None and queue:
-        return Move(to, Reason.QUEUE_STANDS, f"{_proof(context)}; {queue}; {_raised(context, to)}")
-    return Move(cap, Reason.COLLECTING_EVIDENCE, _what_is_missing(context))
+def no_room(case: CapCase) -> Move | None:
+    """Keeps the cap where memory, gaps or the model leave no room."""
+    bound = case.bound
+    return (
+        None if bound.is_worth_it(case.present) else Move(case.present, bound.reason, bound.message)
+    )
+
+
+def headroom_is_shown(case: CapCase) -> Move | None:
+    """Raises the cap once gaps at the full cap have shown room."""
+    if not _shows_headroom(case.context):
+        return None
+    used = cap_is_used(case.context.recent_ticks)
+    why = "the cap is used" if used else "requests wait for the cap"
+    return _raised(case, Reason.HEADROOM, f"{_proof(case.context)}; {why}")
+
+
+def queue_stands(case: CapCase) -> Move | None:
+    """Raises the cap for a queue that will be late, or for any if the model sees far more room."""
+    if case.context.model is None or not case.queue:
+        return None
+    return _raised(case, Reason.QUEUE_STANDS, f"{_proof(case.context)}; {case.queue}")
+
+
+def evidence_is_missing(case: CapCase) -> Move:
+    """Keeps the cap until gaps have shown room."""
+    return Move(case.present, Reason.COLLECTING_EVIDENCE, _what_is_missing(case.context))
+
+
+EVIDENCE_RULES = (
+    no_cap_holds,
+    gaps_breached,
+    raised_too_far,
+    too_many_to_end,
+    interference_may_last,
+    cap_is_not_the_cause,
+    late_for_cap,
+    cap_is_unused,
+    no_room,
+    headroom_is_shown,
+    queue_stands,
+    evidence_is_missing,
+)
+CAP_RULES = (
+    within_limits, nothing_to_go_by, change_is_new, load_needs_cap, *EVIDENCE_RULES
+)  # fmt: skip
+"""The rules of the cap, in order."""
 
 
 def _queue_for_more(context: Context) -> str | None:
@@ -297,15 +358,12 @@ def _what_is_missing(context: Context) -> str:
     )
 
 
-def _step_up(context: Context, bound: Bound) -> int:
-    return min(bound.cap, max(_doubled(context.seen.cap), _before_interference(context)))
-
-
-def _raised(context: Context, to: int) -> str:
-    change = f"cap {context.seen.cap} -> {to}"
-    return (
-        f"{change}, as before the interference" if to == _before_interference(context) else change
-    )
+def _raised(case: CapCase, reason: Reason, why: str) -> Move:
+    """The raise to the bound, as far as one goes, or to where the cap was before interference."""
+    before = _before_interference(case.context)
+    to = min(case.bound.cap, max(_farthest(case.context), before))
+    change = f"cap {case.present} -> {to}" + ", as before the interference" * (to == before)
+    return Move(to, reason, f"{why}; {change}")
 
 
 def _before_interference(context: Context) -> int:
@@ -316,6 +374,15 @@ def _before_interference(context: Context) -> int:
     # In lasting interference the worker fits its model to it, which then predicts less room.
     is_over = context.predicted_cap is not None and context.predicted_cap >= context.seen.cap
     return last.from_cap if is_over and not interference.mostly(context.recent_ticks) else 0
+
+
+def _farthest(context: Context) -> int:
+    """The largest cap of one raise: by a step model of the pods' own steps under traffic it goes
+    where that points, else it doubles. Gaps as a gate sees them give no such model."""
+    cap = context.seen.cap
+    steps = min((sum(t.steps for t in pod.present) for pod in context.acked), default=0)
+    is_sure = context.predicted_cap is not None and context.fixed_chunk is None
+    return k.SURE_RAISE * cap if is_sure and steps >= k.SURE_STEPS else _doubled(cap)
 
 
 def _doubled(cap: int) -> int:
@@ -344,7 +411,7 @@ def raise_bound(context: Context) -> Bound:
     return bound
 
 
-def _to_end(context: Context, bound: Bound, enough: int) -> Bound:
+def bound_to_end(context: Context, bound: Bound, enough: int) -> Bound:
     """`bound`, or as many sequences as end in time together, if those are `enough` for the load."""
     in_time = sequences_in_time(context)
     if in_time >= bound.cap or in_time < enough:

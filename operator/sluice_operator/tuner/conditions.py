@@ -5,10 +5,10 @@ from dataclasses import replace
 from ..reasons import Reason
 from . import constants as k
 from .capacity import proposed_chunk, running_budget
-from .caps import Bound, blocked_from, sequences_in_time
+from .caps import blocked_from, sequences_in_time
 from .context import Context, effective_cap
 from .demand import Demand
-from .types import Condition, LimitedBy, Move
+from .types import Bound, Condition, LimitedBy, Move
 
 
 def metrics_available(context: Context) -> Condition:
@@ -37,7 +37,7 @@ def feasible(context: Context, demand: Demand) -> Condition:
         return _inter_token_feasible(context)
     if context.verdict("interTokenLatency") == "Breach":
         if context.verdicts["interTokenLatency"].in_prefill:
-            return _prefill_interferes(context)
+            return _prefill_interferes(context, demand)
         far = context.verdicts["interTokenLatency"].epoch_far
         message = (
             f"{context.numbers('interTokenLatency')}; {far} of them under interference, "
@@ -81,18 +81,20 @@ def _alone_too_late(context: Context, demand: Demand) -> Condition | None:
     return None
 
 
-def _prefill_interferes(context: Context) -> Condition:
+def _prefill_interferes(context: Context, demand: Demand) -> Condition:
     """The target can hold with another budget. More pods and lower caps do not help the gaps, but
     first tokens may still need them."""
-    budget, allowed = running_budget(context), proposed_chunk(context)
-    if allowed is None:
-        need = f"set a spec.batching.maxNumBatchedTokens below {budget}"
-    elif allowed < budget:
-        need = f"set spec.batching.maxNumBatchedTokens to {allowed}, now {budget}"
-    else:
-        need = "a looser target, shorter prompts or a faster device is needed"
-    if allowed is None or allowed < budget:
+    budget, chunk = running_budget(context), proposed_chunk(context, demand)
+    if chunk is None:
+        need = f"set a spec.batching.maxNumBatchedTokens below {budget} (--max-num-batched-tokens)"
+    elif chunk.tokens < budget:
+        need = f"set spec.batching.maxNumBatchedTokens to {chunk.tokens}, now {budget}"
         need += " (--max-num-batched-tokens)"
+        need += "; with less the arriving prompts would be late" * chunk.for_load
+    else:
+        need = "more pods, " * chunk.for_load
+        need += "a looser target, shorter prompts or a faster device is needed"
+        need += f": the arriving prompts need {chunk.tokens} tokens a step" * chunk.for_load
     judged = context.verdicts["interTokenLatency"]
     message = (
         f"{context.numbers('interTokenLatency')}; prefill interference: {judged.epoch_far} of them "

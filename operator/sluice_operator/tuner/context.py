@@ -8,6 +8,7 @@ from math import inf
 from sluice_core.contract import TICK_SECONDS, Tick
 from sluice_core.latency import TARGET_MARGIN, StepTime
 
+from ..reasons import Reason
 from . import constants as k
 from .evidence import (
     Accepts,
@@ -24,7 +25,18 @@ from .evidence import (
 from .interference import far_ms
 from .model import calibration, corrected, step_time
 from .tick_sums import TickWindow
-from .types import Cause, Failures, Observation, Past, TargetName, TargetVerdict, Verdict
+from .types import (
+    Bound,
+    Cause,
+    Condition,
+    Failures,
+    Move,
+    Observation,
+    Past,
+    TargetName,
+    TargetVerdict,
+    Verdict,
+)
 from .verdicts import READERS, FixedChunk, is_breached, judge, read_failures
 
 FIRST_TOKENS = READERS["timeToFirstToken"]
@@ -176,6 +188,27 @@ def _fixed_chunk(
     ran = effective_cap(seen.cap, epoch.newest_ticks(k.RECENT_TICKS))
     decodes_ms = model.mean_ms(ran, 0) * model.stretch + model.stall_ms
     return FixedChunk(decodes_hold=decodes_ms <= seen.targets.itl_ms)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the rules of cap and replicas look at. `present`: the cap or the replicas now; `bound`:
+    how far the cap can be raised."""
+
+    context: Context
+    present: int
+    metrics: Condition
+    feasible: Condition
+    bound: Bound
+
+
+def nothing_to_go_by(case: Case) -> Move | None:
+    """Changes nothing while too few pods report, or no request ends well."""
+    if not case.metrics.holds:
+        return Move(case.present, Reason.METRICS_UNAVAILABLE, case.metrics.message)
+    message = f"{case.context.failures.sentence}; none ends well now"
+    is_all = case.context.failures.is_all
+    return Move(case.present, Reason.REQUESTS_FAIL, message) if is_all else None
 
 
 def effective_cap(cap: int, newest: Sequence[Tick]) -> int:

@@ -1,13 +1,14 @@
-"""Combines evidence, model, demand and causes: the decision table of the design, section 6."""
+"""Combines evidence, model, demand and causes: rules of cap, replicas and budget."""
 
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 from sluice_core.contract import Tick
 
 from ..reasons import Reason
 from .capacity import next_budget, proposed_chunk, read_load, remember_load
-from .caps import Bound, bounded_cap, cap_move, raise_bound, remember_breach
+from .caps import CapCase, bound_to_end, cap_move, raise_bound, remember_breach
 from .conditions import (
     feasible,
     limited_by,
@@ -20,22 +21,27 @@ from .context import Context, build_case
 from .demand import Demand
 from .evidence import num_begun
 from .replicas import (
-    given_replicas,
+    REPLICAS_RULES,
+    ReplicasCase,
     measure_demand,
     record_scale,
-    replicas_move,
     settle_scale,
-    wanting_none,
+    wishing,
 )
-from .types import CapChange, Condition, Decision, Move, Observation, Past, Targets
+from .types import Bound, CapChange, Condition, Decision, Move, Observation, Past, Targets, first
 
-Struct = TypeVar("Struct", bound=msgspec.Struct)
+_TIMES = "time_s", "at_s", "settled_s", "targets_since_s", "scale_out_since_s", "scale_in_since_s"
+"""The times of a past."""
+_WELL = attrgetter("good", "smooth")
+_ENDED = attrgetter("finished", "refused")
+_DECIDED = attrgetter("ttft.n", "ttft.over")
 _BREACHES = (
     Reason.INTER_TOKEN_LATENCY_BREACHED,
     Reason.RAISED_TOO_FAR,
     Reason.TOO_MANY_TO_END,
 )
-"""Reasons for which the cap that is lowered is remembered as breached."""
+"""Reasons for which the cap that is lowered is remembered as breached. Gaps alone say nothing of a
+cap while all pods start: they compile and capture graphs, and their step model is still to come."""
 
 
 def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
@@ -46,12 +52,13 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     bound = raise_bound(context)
     demand = measure_demand(context, bound)
     metrics, can_hold = metrics_available(context), feasible(context, demand)
-    if (why := _nothing_to_go_by(context, metrics)) is not None:
-        cap, replicas = _held(context, *why)
-        past = wanting_none(past)  # nobody has seen for how long it was wanted
-    else:
-        cap = cap_move(context, can_hold, bound, read_load(context, demand, can_hold))
-        past, replicas = replicas_move(context, demand, cap, bound, can_hold)
+    load = read_load(context, demand, can_hold)
+    to_end = bound_to_end(context, bound, load.enough)
+    conditions = metrics, can_hold
+    cap = cap_move(CapCase(context, observation.cap, *conditions, to_end, load))
+    case = ReplicasCase(context, observation.replicas, *conditions, bound, demand, cap)
+    replicas = first(REPLICAS_RULES, case)
+    past = wishing(case, replicas)
     decision = _decision(context, demand, bound, cap, replicas, metrics, can_hold)
     return _remember(past, context, demand, decision), decision
 
@@ -62,44 +69,18 @@ def _done(move: Move, now: int, context: Context) -> int:
     return move.to if is_done else now
 
 
-def _nothing_to_go_by(context: Context, metrics: Condition) -> tuple[Reason, str] | None:
-    """Why nothing is decided: too few pods report, or no request ends well. None without a
-    reason."""
-    if not metrics.holds:
-        return Reason.METRICS_UNAVAILABLE, metrics.message
-    if context.failures.is_all:
-        return Reason.REQUESTS_FAIL, f"{context.failures.sentence}; none ends well now"
-    return None
-
-
-def _held(context: Context, reason: Reason, message: str) -> tuple[Move, Move]:
-    """Only the limits are kept: they need no evidence."""
-    cap = bounded_cap(context) or Move(context.seen.cap, reason, message)
-    return cap, given_replicas(context) or Move(context.seen.replicas, reason, message)
-
-
 def _until(now: float, past: Past) -> Past:
     """The past with no time after `now`, in case the clock was set back. Otherwise all evidence
     would predate an edit, and a change would settle for hours."""
 
-    def earlier(at_s: float | None) -> float | None:
-        return None if at_s is None else min(at_s, now)
+    def earlier(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: earlier(part, name) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [earlier(part) for part in value]
+        return min(value, now) if name in _TIMES and value is not None else value
 
-    def changed(change: Struct, *names: str) -> Struct:
-        times = {name: earlier(getattr(change, name)) for name in names}
-        return msgspec.structs.replace(change, **times)
-
-    last, loaded, budget = past.last_change, past.loaded_cap, past.chunk_budget
-    trial = past.chunk_trial
-    return msgspec.structs.replace(
-        changed(past, "targets_since_s", "scale_out_since_s", "scale_in_since_s"),
-        breached_caps=tuple(changed(known, "time_s") for known in past.breached_caps),
-        loaded_cap=loaded and changed(loaded, "time_s"),
-        chunk_budget=budget and changed(budget, "time_s"),
-        chunk_trial=trial and changed(trial, "at_s"),
-        last_change=last and changed(last, "time_s"),
-        scale_history=tuple(changed(c, "time_s", "settled_s") for c in past.scale_history),
-    )
+    return msgspec.convert(earlier(msgspec.to_builtins(past)), Past)
 
 
 def _with_targets(past: Past, targets: Targets, now: float) -> Past:
@@ -114,7 +95,10 @@ def _with_targets(past: Past, targets: Targets, now: float) -> Past:
 
 def _remember(past: Past, context: Context, demand: Demand, decision: Decision) -> Past:
     seen, cap, reason = context.seen, decision.cap, decision.cap_move.reason
-    if cap < seen.cap and reason in _BREACHES:
+    is_start = reason == Reason.INTER_TOKEN_LATENCY_BREACHED and all(
+        pod.is_young for pod in context.acked
+    )
+    if cap < seen.cap and reason in _BREACHES and not is_start:
         kept = remember_breach(context).breached_caps
         past = msgspec.structs.replace(past, breached_caps=kept)
     if cap > seen.cap and reason == Reason.LOAD_NEEDS_CAP:
@@ -124,7 +108,7 @@ def _remember(past: Past, context: Context, demand: Demand, decision: Decision) 
         past = msgspec.structs.replace(past, last_change=change)
     if decision.replicas != seen.replicas:
         past = record_scale(past, context, demand, decision.replicas_move)
-    budget, trial = next_budget(context)
+    budget, trial = next_budget(context, demand)
     return msgspec.structs.replace(past, chunk_budget=budget, chunk_trial=trial)
 
 
@@ -139,6 +123,7 @@ def _decision(
 ) -> Decision:
     seen = context.seen
     ended, good, smooth = _quality(context)
+    chunk = proposed_chunk(context, demand) if context.fixed_chunk else None
     return Decision(
         cap=_done(cap, seen.cap, context),
         replicas=_done(replicas, seen.replicas, context),
@@ -163,7 +148,7 @@ def _decision(
         arrivals_per_s=demand.arrivals.per_s,
         good_share=good / ended if ended else None,
         smooth_share=smooth / ended if ended else None,
-        proposed_chunk=proposed_chunk(context) if context.fixed_chunk else None,
+        proposed_chunk=chunk.tokens if chunk else None,
     )
 
 
@@ -171,24 +156,12 @@ def _quality(context: Context) -> tuple[int, int, int]:
     """Requests of the window: ended, good, smooth. Ended are those that finished, failed, were
     refused or stayed unserved past the target; a failed one may have been late before."""
     window = context.window
-    good, smooth = window.total(_well)
-    finished, refused = window.total(_ended)
-    decided, over = window.total(_decided)
+    good, smooth = window.total(_WELL)
+    finished, refused = window.total(_ENDED)
+    decided, over = window.total(_DECIDED)
     begun, _ = window.total(_begun)
     unserved = refused + context.failures.num
     return finished + max(unserved, min(decided - begun, over)), good, smooth
-
-
-def _well(tick: Tick) -> tuple[int, int]:
-    return tick.good, tick.smooth
-
-
-def _ended(tick: Tick) -> tuple[int, int]:
-    return tick.finished, tick.refused
-
-
-def _decided(tick: Tick) -> tuple[int, int]:
-    return tick.ttft.n, tick.ttft.over
 
 
 def _begun(tick: Tick) -> tuple[int, int]:

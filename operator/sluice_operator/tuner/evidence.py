@@ -33,6 +33,11 @@ class HeardPod:
         first = next((i for i, t in enumerate(ticks) if t.boot_id == boot_id), len(ticks))
         return ticks[first:]
 
+    @property
+    def is_young(self) -> bool:
+        """True if it has served for so short a time that its misses may come from its start."""
+        return len(self.present) * TICK_SECONDS < k.YOUNG_S
+
     def end_s(self, tick: Tick) -> float:
         """When one of its ticks ended, in the operator's clock."""
         return tick.t_s + self.shift_s

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import islice, pairwise
-from math import floor, inf, log2
+from math import ceil, floor, inf, log2
 from operator import itemgetter
 from statistics import NormalDist
 from typing import TypeGuard
@@ -125,6 +125,19 @@ def allowed_chunk(law: StepLaw, targets: Targets, cap: int, limits: ChunkLimits)
     room_ms = TARGET_MARGIN * targets.itl_ms - law.step_ms(cap, 0, 0)
     tokens = room_ms / law.d if law.d > 0 else inf
     return None if tokens == inf else max(limits.least, min(_rounded(tokens), limits.most))
+
+
+def needed_chunk(law: StepLaw, tokens_per_ms: float, decodes: float, limits: ChunkLimits) -> int:
+    """The least budget that computes prompts as fast as `tokens_per_ms` arrive beside `decodes`,
+    within `limits`, rounded up to two binary digits. Steps of c prompt tokens take F + d c ms, so
+    that c must be r F / (1 - r d) for r a ms."""
+    busy = tokens_per_ms * law.d
+    if busy >= 1:
+        return limits.most
+    chunk = k.CHUNK_SPARE * tokens_per_ms * law.step_ms(decodes, 0, 0) / (1 - busy)
+    tokens = min(max(chunk + decodes, limits.least), limits.most)
+    power: int = 1 << ceil(log2(tokens))
+    return min(3 * power // 4 if 3 * power >= 4 * tokens else power, limits.most)
 
 
 def _rounded(tokens: float) -> int:

@@ -1,5 +1,7 @@
-"""The decision on replicas: the right half of the decision table, with its guards."""
+"""The decision on replicas: its rules in order (`REPLICAS_RULES`), and what they rest on."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 import msgspec
@@ -8,11 +10,10 @@ from sluice_core.contract import TICK_SECONDS
 from ..reasons import Reason
 from . import constants as k
 from .capacity import pod_capacity
-from .caps import Bound
-from .context import Context
+from .context import Case, Context, nothing_to_go_by
 from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
 from .evidence import is_filled, recent
-from .types import Condition, Move, Observation, Past, ReplicaChange, TargetName
+from .types import Bound, Move, Observation, Past, ReplicaChange, TargetName
 from .verdicts import READERS
 
 
@@ -96,47 +97,6 @@ def _backlog(context: Context) -> int:
     return 0 if context.work.spare_pods else context.work.waiting_cap + context.work.waiting_kv
 
 
-def replicas_move(
-    context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition
-) -> tuple[Past, Move]:
-    """The next replicas, and the past with the time since when more or fewer are wanted."""
-    replicas = context.seen.replicas
-    if (given := given_replicas(context)) is not None:
-        return wanting_none(context.past), given
-    wanted = _wanted(context, demand, cap, bound, feasible)
-    if wanted > replicas:
-        return _scale_out(context, demand, wanted)
-    message = f"{_rate(demand)} needs {demand.needed}"
-    if _may_shrink(context, demand):
-        if (missed := _still_missed(context, feasible)) is None:
-            return _scale_in(context, demand)
-        message += f"; {missed} still comes too late"
-    return wanting_none(context.past), Move(replicas, Reason.STEADY, message)
-
-
-def given_replicas(context: Context) -> Move | None:
-    """The move that needs no evidence: an outside owner's replicas, or back within the limits."""
-    limits, replicas = context.seen.limits, context.seen.replicas
-    if limits.replicas_external:
-        return Move(replicas, Reason.REPLICAS_EXTERNAL, "the replicas have an outside owner")
-    within = limits.bound_replicas(replicas)
-    if within == replicas:
-        return None
-    message = f"{replicas} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
-    return Move(within, Reason.WITHIN_LIMITS, message)
-
-
-def wanting_none(past: Past) -> Past:
-    """The past with no wish for more or fewer replicas."""
-    return _wanting(past, None, None)
-
-
-def _wanting(past: Past, out_s: float | None, in_s: float | None, in_to: int = 0) -> Past:
-    return msgspec.structs.replace(
-        past, scale_out_since_s=out_s, scale_in_since_s=in_s, scale_in_to=in_to
-    )
-
-
 def _rate(demand: Demand) -> str:
     arrivals, capacity = demand.arrivals, demand.capacity
     burst = f", bursts of {arrivals.burst}" if arrivals.burst > 1 else ""
@@ -147,18 +107,17 @@ def _rate(demand: Demand) -> str:
     return f"{arrivals.per_s:.2f} arrivals/s{burst}{one}{each_other}"
 
 
-def _wanted(context: Context, demand: Demand, cap: Move, bound: Bound, feasible: Condition) -> int:
+def _wanted(case: "ReplicasCase") -> int:
     """Replicas that are wanted now; the present ones unless something presses for more."""
-    replicas = context.seen.replicas
-    if feasible.holds is False and context.gaps_breached:
+    context, demand, replicas = case.context, case.demand, case.present
+    if case.feasible.holds is False and context.gaps_breached:
         return replicas
-    raising = cap.to > context.seen.cap
     is_late = context.late_in_queue is not None or context.verdict("endToEnd") == "Breach"
     late = is_late and not (context.cause == "outside" and context.is_cold)
-    if not (late or _overloaded(context, demand)) or _raises_first(context, bound):
+    if not (late or _overloaded(context, demand)) or _raises_first(context, case.bound):
         return replicas
     waits = late and context.cause in ("cap", "kv") and demand.arrivals.is_known
-    if waits and not raising and _queue_grows(context):
+    if waits and case.cap.to <= context.seen.cap and _queue_grows(context):
         return max(demand.needed, replicas + 1)
     return demand.needed + _never_came(context)
 
@@ -194,38 +153,16 @@ def _queue_grows(context: Context) -> bool:
     return full and after > before * k.LOAD_ROSE and after > 0
 
 
-def _scale_out(context: Context, demand: Demand, wanted: int) -> tuple[Past, Move]:
-    now, limits, replicas = context.seen.now, context.seen.limits, context.seen.replicas
-    since_s = now if context.past.scale_out_since_s is None else context.past.scale_out_since_s
-    past = _wanting(context.past, since_s, None)
-    if is_substitute := _never_came(context) and not _has_substitute(past):
-        wanted = min(wanted, replicas + 1)
-    target = min(wanted, limits.max_replicas)
-    need = f"{_rate(demand)} needs {wanted}"
-    if target <= replicas:
-        message = f"{need}, and {limits.max_replicas} is the maximum"
-        return past, Move(replicas, Reason.AT_MAX_REPLICAS, message)
-    if now - since_s < limits.scale_up_window_s:
-        message = f"{need}, for {now - since_s:.0f} of {limits.scale_up_window_s:.0f} s"
-        return past, Move(replicas, Reason.SCALE_UP_WINDOW, message)
-    waits_for = _last_change_settles(past, demand.arrivals, now) or _is_replaced(context, demand)
-    if waits_for and not is_substitute:
-        return past, Move(replicas, Reason.AWAITING_REPLICAS, f"{need}; {waits_for}")
-    cause = f"{context.cause} waits" if context.cause != "none" else "overload"
-    message = f"{need} ({cause}); replicas {replicas} -> {target}"
-    return past, Move(target, Reason.SCALED_OUT, message)
-
-
-def _last_change_settles(past: Past, arrivals: Arrivals, now: float) -> str:
+def _last_change_settles(context: Context, arrivals: Arrivals) -> str:
     """Why a second scale-out must wait, or ''. Arrivals that rose by a fifth do not wait."""
-    last = past.last_scale
+    last = context.past.last_scale
     if last is None or last.to_replicas < last.from_replicas:
         return ""
     if arrivals.per_s > k.LOAD_ROSE * last.arrivals_per_s:
         return ""
     if last.settled_s is None:
         return "the pods of the last scale-out are not ready yet"
-    left_s = last.settled_s + last.drain_s - now
+    left_s = last.settled_s + last.drain_s - context.seen.now
     return f"the backlog drains for {left_s:.0f} s more" if left_s > 0 else ""
 
 
@@ -238,7 +175,7 @@ def _is_replaced(context: Context, demand: Demand) -> str:
     last = context.past.last_scale
     raised_s = last.time_s if last and last.to_replicas > last.from_replicas else -inf
     left = any(pod.ticks and pod.end_s(pod.ticks[-1]) > raised_s for pod in fleet.leaving)
-    young = any(len(pod.present) * TICK_SECONDS < k.YOUNG_S for pod in fleet.heard)
+    young = any(pod.is_young for pod in fleet.heard)
     if not left or not (young or len(fleet.heard) < replicas):
         return ""
     return f"a pod was replaced, and {replicas} can do what arrives"
@@ -257,34 +194,6 @@ def _may_shrink(context: Context, demand: Demand) -> bool:
     return not is_coming or _is_overdue(context)
 
 
-def _still_missed(context: Context, feasible: Condition) -> TargetName | None:
-    """A breached target that the newest half minute missed as well, so that no pod is removed. None
-    without one, if nothing arrives, or if no number of pods would hold it."""
-    newest = recent(context.pods)
-    if feasible.holds is False or not any(tick.arrivals for tick in newest):
-        return None
-    queued: tuple[TargetName, ...] = ("timeToFirstToken", "endToEnd")
-    breached = (name for name in queued if context.verdict(name) == "Breach")
-    return next((n for n in breached if any(READERS[n].seen(t)[1] for t in newest)), None)
-
-
-def _scale_in(context: Context, demand: Demand) -> tuple[Past, Move]:
-    now, limits, replicas = context.seen.now, context.seen.limits, context.seen.replicas
-    since_s = now if context.past.scale_in_since_s is None else context.past.scale_in_since_s
-    # Like an HPA: the most that any pass since then has left.
-    target = min(max(context.past.scale_in_to, _fewer(context, demand)), replicas)
-    past = _wanting(context.past, None, since_s, target)
-    fits = f"{_rate(demand)} fits {demand.needed_with_margin} with margin"
-    if now - since_s < limits.scale_down_window_s:
-        tens_s = (now - since_s) // 10 * 10  # the status is written where its words change
-        message = f"{fits}, for {tens_s:.0f} of {limits.scale_down_window_s:.0f} s"
-        return past, Move(replicas, Reason.SCALE_DOWN_WINDOW, message)
-    # If nothing comes of it (Advisory), the window goes on, without its highest need so far.
-    past = _wanting(context.past, None, since_s, _fewer(context, demand))
-    message = f"{fits}; replicas {replicas} -> {target}"
-    return past, Move(target, Reason.SCALED_IN, message)
-
-
 def _fewer(context: Context, demand: Demand) -> int:
     """The replicas after scaling in: at least half of them while anything arrives or runs."""
     is_idle = not (demand.arrivals.mean_per_s or _running(context) or context.fleet.silent)
@@ -300,6 +209,182 @@ def _running(context: Context) -> int:
 def _room(context: Context, demand: Demand) -> float:
     """Sequences that one pod can run at once."""
     return max(context.seen.cap, demand.capacity.concurrency if demand.capacity else 0)
+
+
+@dataclass(frozen=True)
+class ReplicasCase(Case):
+    """`cap`: its move."""
+
+    demand: Demand
+    cap: Move
+
+    @cached_property
+    def more(self) -> int:
+        """The replicas that are wanted, if more than now; else 0."""
+        wanted = _wanted(self)
+        if self.is_substitute:
+            wanted = min(wanted, self.present + 1)
+        return wanted if wanted > self.present else 0
+
+    @property
+    def is_substitute(self) -> bool:
+        """True if a pod is asked for in place of one that never came."""
+        return _never_came(self.context) and not _has_substitute(self.context.past)
+
+    @cached_property
+    def fewer(self) -> bool:
+        """True if fewer replicas would do."""
+        return _may_shrink(self.context, self.demand)
+
+    @property
+    def least(self) -> int:
+        """The most that any pass since fewer would do has left, as of an HPA."""
+        least = max(self.context.past.scale_in_to, _fewer(self.context, self.demand))
+        return min(least, self.present)
+
+    @property
+    def need(self) -> str:
+        """What the arrivals need."""
+        return f"{_rate(self.demand)} needs {self.more or self.demand.needed}"
+
+    @property
+    def fits(self) -> str:
+        """What they fit into."""
+        return f"{_rate(self.demand)} fits {self.demand.needed_with_margin} with margin"
+
+    def waited_s(self, since_s: float | None) -> float:
+        """Seconds since then, or 0."""
+        return 0.0 if since_s is None else self.context.seen.now - since_s
+
+
+def replicas_are_given(case: ReplicasCase) -> Move | None:
+    """Leaves the replicas to an outside owner, or moves them back within their limits."""
+    limits = case.context.seen.limits
+    if limits.replicas_external:
+        message = "the replicas have an outside owner"
+        return Move(case.present, Reason.REPLICAS_EXTERNAL, message)
+    within = limits.bound_replicas(case.present)
+    message = f"{case.present} replicas are outside {limits.min_replicas}..{limits.max_replicas}"
+    return None if within == case.present else Move(within, Reason.WITHIN_LIMITS, message)
+
+
+def at_the_maximum(case: ReplicasCase) -> Move | None:
+    """Keeps the replicas where more are needed than the spec allows."""
+    most = case.context.seen.limits.max_replicas
+    if not case.more or case.present < most:
+        return None
+    message = f"{case.need}, and {most} is the maximum"
+    return Move(case.present, Reason.AT_MAX_REPLICAS, message)
+
+
+def more_for_too_short(case: ReplicasCase) -> Move | None:
+    """Keeps the replicas until more were wanted for the whole window."""
+    window_s = case.context.seen.limits.scale_up_window_s
+    waited_s = case.waited_s(case.context.past.scale_out_since_s)
+    if not case.more or waited_s >= window_s:
+        return None
+    message = f"{case.need}, for {waited_s:.0f} of {window_s:.0f} s"
+    return Move(case.present, Reason.SCALE_UP_WINDOW, message)
+
+
+def pods_are_coming(case: ReplicasCase) -> Move | None:
+    """Keeps the replicas while the last change settles, or a pod is replaced and enough serve."""
+    if not case.more or case.is_substitute:
+        return None
+    settles = _last_change_settles(case.context, case.demand.arrivals)
+    waits_for = settles or _is_replaced(case.context, case.demand)
+    message = f"{case.need}; {waits_for}"
+    return Move(case.present, Reason.AWAITING_REPLICAS, message) if waits_for else None
+
+
+def more_are_needed(case: ReplicasCase) -> Move | None:
+    """Adds the pods that late requests and arrivals need."""
+    if not case.more:
+        return None
+    to, cause = min(case.more, case.context.seen.limits.max_replicas), case.context.cause
+    why = f"{cause} waits" if cause != "none" else "overload"
+    return Move(to, Reason.SCALED_OUT, f"{case.need} ({why}); replicas {case.present} -> {to}")
+
+
+def target_is_missed(case: ReplicasCase) -> Move | None:
+    """Keeps pods that seem too many while first tokens or ends still come too late, unless no
+    number of pods would hold the target."""
+    newest = recent(case.context.pods)
+    if not case.fewer or case.feasible.holds is False or not any(t.arrivals for t in newest):
+        return None
+    queued: tuple[TargetName, ...] = ("timeToFirstToken", "endToEnd")
+    breached = (name for name in queued if case.context.verdict(name) == "Breach")
+    missed = next((n for n in breached if any(READERS[n].seen(t)[1] for t in newest)), None)
+    message = f"{case.need}; {missed} still comes too late"
+    return Move(case.present, Reason.STEADY, message) if missed else None
+
+
+def fewer_for_too_short(case: ReplicasCase) -> Move | None:
+    """Keeps the replicas until fewer would have done for the whole window."""
+    window_s = case.context.seen.limits.scale_down_window_s
+    waited_s = case.waited_s(case.context.past.scale_in_since_s)
+    if not case.fewer or waited_s >= window_s:
+        return None
+    # The status is written where its words change.
+    message = f"{case.fits}, for {waited_s // 10 * 10:.0f} of {window_s:.0f} s"
+    return Move(case.present, Reason.SCALE_DOWN_WINDOW, message)
+
+
+def fewer_will_do(case: ReplicasCase) -> Move | None:
+    """Removes pods down to the most that the window needed, and by half at most."""
+    message = f"{case.fits}; replicas {case.present} -> {case.least}"
+    return Move(case.least, Reason.SCALED_IN, message) if case.fewer else None
+
+
+def replicas_fit(case: ReplicasCase) -> Move:
+    """Keeps the replicas that the arrivals need."""
+    return Move(case.present, Reason.STEADY, case.need)
+
+
+REPLICAS_RULES = (
+    replicas_are_given,
+    nothing_to_go_by,
+    at_the_maximum,
+    more_for_too_short,
+    pods_are_coming,
+    more_are_needed,
+    target_is_missed,
+    fewer_for_too_short,
+    fewer_will_do,
+    replicas_fit,
+)
+"""The rules of the replicas, in order."""
+_MORE = (
+    Reason.AT_MAX_REPLICAS, Reason.SCALE_UP_WINDOW, Reason.AWAITING_REPLICAS, Reason.SCALED_OUT
+)  # fmt: skip
+
+
+def wishing(case: ReplicasCase, move: Move) -> Past:
+    """The past with the time since when more or fewer replicas are wanted, as `move` says."""
+    past, now = case.context.past, case.context.seen.now
+    if move.reason in _MORE:
+        return _wanting(past, now if past.scale_out_since_s is None else past.scale_out_since_s)
+    if move.reason not in (Reason.SCALE_DOWN_WINDOW, Reason.SCALED_IN):
+        return wanting_none(past)
+    since_s = now if past.scale_in_since_s is None else past.scale_in_since_s
+    # If nothing comes of it (Advisory), the window goes on, without its highest need so far.
+    is_over = move.reason == Reason.SCALED_IN
+    return _wanting(
+        past, None, since_s, _fewer(case.context, case.demand) if is_over else case.least
+    )
+
+
+def wanting_none(past: Past) -> Past:
+    """The past with no wish for more or fewer replicas."""
+    return _wanting(past)
+
+
+def _wanting(
+    past: Past, out_s: float | None = None, in_s: float | None = None, in_to: int = 0
+) -> Past:
+    return msgspec.structs.replace(
+        past, scale_out_since_s=out_s, scale_in_since_s=in_s, scale_in_to=in_to
+    )
 
 
 def record_scale(past: Past, context: Context, demand: Demand, move: Move) -> Past:

@@ -3,21 +3,29 @@
 All values are frozen. Times are Unix seconds (`*_s`), targets milliseconds (`*_ms`), shares 0..1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 from sluice_core.contract import Evidence, Overload, RuntimeConfig
 
 from ..reasons import Foreign, Reason
-from .constants import MAX_KINDS, MIN_BUDGET
+from .constants import MAX_KINDS, MIN_BUDGET, MIN_RAISE
 
 TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
 Cause = Literal["cap", "kv", "prefill", "outside", "none"]
 LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "EndToEnd", "Minimum"]
+Case = TypeVar("Case")
+Choice = TypeVar("Choice")
+
+
+def first(rules: Iterable[Callable[[Case], Choice | None]], case: Case) -> Choice:
+    """Returns what the first of `rules` that applies decides; the last one always applies. A rule
+    is a function: docs/slo.md prints its name and the first sentence of its docstring."""
+    return next(choice for rule in rules if (choice := rule(case)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +311,19 @@ class Move:
     to: int
     reason: Reason | Foreign
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The largest cap that a raise may reach now, and what limits it."""
+
+    cap: int
+    reason: Reason
+    message: str
+
+    def is_worth_it(self, cap: int) -> bool:
+        """True if going there from `cap` is worth a new epoch, whose evidence starts from zero."""
+        return self.cap > cap and self.cap >= MIN_RAISE * cap
 
 
 @dataclass(frozen=True, slots=True)

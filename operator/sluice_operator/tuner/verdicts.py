@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from sluice_core import sketch
@@ -27,37 +28,18 @@ class Counts:
     sketch: Callable[[Tick], dict[int, int]]
 
 
-def _first_tokens(tick: Tick) -> tuple[int, int]:
-    return tick.ttft.n, tick.ttft.over
-
-
-def _gaps(tick: Tick) -> tuple[int, int]:
-    return tick.itl.n, tick.itl.over
-
-
-def _gaps_at_cap(tick: Tick) -> tuple[int, int]:
-    return tick.itl.n_at_cap, tick.itl.over_at_cap
-
-
-def _gaps_in_prefill(tick: Tick) -> tuple[int, int]:
-    return tick.itl.n_in_prefill, tick.itl.over_in_prefill
+_first_tokens = attrgetter("ttft.n", "ttft.over")
+_gaps = attrgetter("itl.n", "itl.over")
+_gaps_at_cap = attrgetter("itl.n_at_cap", "itl.over_at_cap")
+_gaps_in_prefill = attrgetter("itl.n_in_prefill", "itl.over_in_prefill")
+_requests = attrgetter("e2e.n", "e2e.over")
+_slow_runs = attrgetter("itl.over", "itl.over_after_over")
+_waiting = attrgetter("waiting.cap", "waiting.kv")
 
 
 def _gaps_outside_prefill(tick: Tick) -> tuple[int, int]:
     n = max(0, tick.itl.n - tick.itl.n_in_prefill)
     return n, min(n, max(0, tick.itl.over - tick.itl.over_in_prefill))
-
-
-def _requests(tick: Tick) -> tuple[int, int]:
-    return tick.e2e.n, tick.e2e.over
-
-
-def _slow_runs(tick: Tick) -> tuple[int, int]:
-    return tick.itl.over, tick.itl.over_after_over
-
-
-def _waiting(tick: Tick) -> tuple[int, int]:
-    return tick.waiting.cap, tick.waiting.kv
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,7 +335,7 @@ def test_waiting_for_memory_never_raises_the_cap() -> None:
 
 
 def test_past_survives_json() -> None:
-    ticks = [tick(seq, itl=BROKEN) for seq in range(1, 20)]
+    ticks = [tick(seq, itl=BROKEN) for seq in range(1, 70)]
     past, _ = decide(Past(), observation(pod("a", ticks)))
     assert past.breached_caps
     assert msgspec.json.decode(msgspec.json.encode(past), type=Past) == past

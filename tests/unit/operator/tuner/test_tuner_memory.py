@@ -34,7 +34,7 @@ def test_a_breached_cap_is_avoided_for_a_time_that_doubles_unless_lengths_shifte
 
 
 def test_breaching_the_same_cap_again_doubles_its_time() -> None:
-    broken = pod("a", [tick(seq, itl=gaps(1000, 500)) for seq in range(1, 31)])
+    broken = pod("a", [tick(seq, itl=gaps(1000, 500)) for seq in range(1, 71)])
     first, _ = decide(Past(), observation(broken))
     second, _ = decide(first, observation(broken))
     assert [(known.cap, known.times) for known in first.breached_caps] == [(8, 0)]

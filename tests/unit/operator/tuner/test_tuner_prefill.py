@@ -10,7 +10,7 @@ from sluice_core.contract import StepModel, TokenGaps, Waiting
 from sluice_core.latency import StepLaw
 from sluice_operator.tuner import CapLimits, ChunkBudget, ChunkLimits, Decision, Past, decide
 from sluice_operator.tuner import constants as k
-from sluice_operator.tuner.model import allowed_chunk
+from sluice_operator.tuner.model import allowed_chunk, needed_chunk
 from sluice_operator.tuner.types import ChunkTrial
 from unit.operator.tuner.made import LIMITS, TARGETS, gaps, late, observation, pod, tick
 
@@ -214,3 +214,62 @@ def test_caps_are_among_the_captured_sizes(cap: int, itl: TokenGaps, to: int) ->
     ticks = [tick(seq, itl=itl, max_num_seqs=cap, max_running=cap) for seq in range(1, 31)]
     decision = decide(Past(), observation(pod("a", ticks), limits=limits, cap=cap))[1]
     assert decision.cap == to
+
+
+token_ms = st.just(0.0) | st.floats(1e-6, 10)
+laws = st.builds(StepLaw, st.floats(0.1, 100), st.floats(0, 100), st.just(0.0), token_ms)
+loads = st.floats(0, 1e6)
+
+
+@given(laws, loads, loads, st.floats(0, 1024), st.builds(ChunkLimits, most=st.integers(64, 65_536)))
+def test_the_budget_for_a_load_is_within_limits_rises_with_it_and_is_the_most_if_none_serves_it(
+    law: StepLaw, one: float, other: float, decodes: float, limits: ChunkLimits
+) -> None:
+    light, heavy = (needed_chunk(law, load, decodes, limits) for load in sorted((one, other)))
+    assert limits.least <= light <= heavy <= limits.most
+    assert law.d == 0 or needed_chunk(law, 2 / law.d, decodes, limits) == limits.most
+
+
+@given(laws, st.floats(0, 100), st.floats(0, 1024))
+def test_steps_of_that_budget_compute_what_arrives(
+    law: StepLaw, tokens_per_ms: float, decodes: float
+) -> None:
+    budget = needed_chunk(law, tokens_per_ms, decodes, ChunkLimits())
+    chunk = budget - decodes
+    if budget == ChunkLimits().most:
+        return
+    assert law.d * tokens_per_ms < 1
+    assert chunk >= tokens_per_ms * law.step_ms(decodes, 0, chunk) * (1 - 1e-9)
+
+
+@given(laws, loads, st.integers(1, 64), st.sampled_from([None, 500.0]))
+def test_a_load_never_makes_the_proposed_budget_smaller_and_only_a_first_token_target_larger(
+    law: StepLaw, arrivals: float, cap: int, ttft_ms: float | None
+) -> None:
+    model = StepModel(law.a, law.b, 0.0, law.d, 1000, 1.05)
+    ticks = [tick(seq, arrivals=int(arrivals), max_running=cap) for seq in range(1, 31)]
+    targets = replace(TARGETS, ttft_ms=ttft_ms)
+    seen = observation(pod("a", ticks, model=model, chunk_is="fixed"), targets=targets)
+    proposed = decide(Past(), seen)[1].proposed_chunk
+    allowed = allowed_chunk(law, targets, min(cap, seen.cap), ChunkLimits())
+    if allowed is None or ttft_ms is None:
+        assert proposed == allowed
+    else:
+        assert proposed is not None
+        assert allowed <= proposed <= ChunkLimits().most
+
+
+def test_a_budget_that_the_prompts_need_is_named_though_it_breaks_gaps() -> None:
+    """50 requests/s of 64 tokens leave 0.68 of the time, so that steps of 18 ms need 94 of them."""
+    dear = StepModel(10.0, 1.0, 0.0, 0.2, 1000, 1.05)
+    busy: dict[str, Any] = {"arrivals": 100, "prefill_tokens": 6400, "ttft": late(100, 0)}
+    _, quiet = decided(met_prompts(), dear)
+    assert quiet.proposed_chunk == 96
+    _, decision = decided(met_prompts(), dear, **busy)
+    assert decision.proposed_chunk == 192
+    message = decision.slo_feasible.message
+    assert "maxNumBatchedTokens to 192, now 2048" in message
+    assert "with less the arriving prompts would be late" in message
+    _, overloaded = decided(met_prompts(), dear, **(busy | {"arrivals": 1000}))
+    assert overloaded.proposed_chunk == 65_536
+    assert "more pods" in overloaded.slo_feasible.message

@@ -8,7 +8,7 @@ import pytest
 from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner import Decision
 from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
-from unit.operator.tuner.podmodel import Pod, Request
+from unit.operator.tuner.podmodel import Pod, Request, Shape
 from unit.operator.tuner.traces import poisson
 from unit.operator.tuner.world import Route, World, spread
 
@@ -27,9 +27,15 @@ def deaf_and_hearing(loop: Loop) -> tuple[Pod, Pod]:
     return deaf, hearing
 
 
-def pair(phases: Sequence[tuple[float, float]], itl_ms: float, cap: int, route: Route) -> Loop:
+def pair(
+    phases: Sequence[tuple[float, float]],
+    itl_ms: float,
+    cap: int,
+    route: Route,
+    shape: Shape = SMALL_CPU,
+) -> Loop:
     targets = replace(TARGETS, itl_ms=itl_ms)
-    world = World(SMALL_CPU, targets, poisson(phases), cap=cap, replicas=2, route=route)
+    world = World(shape, targets, poisson(phases), cap=cap, replicas=2, route=route)
     return Loop(world, limits(min_replicas=2, max_replicas=2))
 
 
@@ -65,7 +71,8 @@ def test_a_pod_that_missed_the_lowering_and_breaks_on_lowers_nothing_more() -> N
 
 def test_a_pod_that_missed_the_raises_asks_for_none_until_it_has_them() -> None:
     """7/s are too much for the deaf one at a cap of 2, and fit into 16 on the other."""
-    loop = pair([(180, 14)], 60, 2, spread)
+    unmodelled = replace(SMALL_CPU, reports_model=False)
+    loop = pair([(180, 14)], 60, 2, spread, unmodelled)
     deaf, hearing = deaf_and_hearing(loop)
     loop.run(120)
     raised = [cap for _, cap, _ in loop.cap_changes]
