@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from sluice_core import law
 from sluice_operator.tuner.capacity import BUDGET_RULES
 from sluice_operator.tuner.caps import CAP_RULES
 from sluice_operator.tuner.replicas import REPLICAS_RULES
@@ -30,6 +31,7 @@ def _sentence(docstring: str) -> str:
 
 
 LISTS: dict[str, list[Told]] = {
+    "The prompt chunk of a step": [(rule.name, rule.says) for rule in law.RULES],
     "The cap": told(CAP_RULES),
     "The replicas": told(REPLICAS_RULES),
     "The token budget of an engine whose prefill chunks are fixed": told(BUDGET_RULES),

@@ -126,6 +126,10 @@ class Reason(StrEnum):
         "Gaps are over target only beside another request's prompt, which no cap mends: the "
         "message has the token budget to set.",
     )
+    LONG_STEPS = (
+        "LongSteps",
+        "Gaps are over target only in steps that were long so that first tokens were in time.",
+    )
     PREFILL_EXCEEDS_TARGET = (
         "PrefillExceedsTarget",
         "One prompt alone takes longer than is allowed.",

@@ -232,7 +232,7 @@ def next_budget(context: Context, demand: Demand) -> Budget:
         known = None
     if trial and trial.key != key:
         trial = None
-    chunk = proposed_chunk(context, demand) if context.fixed_chunk else None
+    chunk = proposed_chunk(context, demand) if context.has_fixed_chunk else None
     allowed = chunk.tokens if chunk else None
     return first(BUDGET_RULES, BudgetCase(context, limits, allowed, known, trial, key))
 

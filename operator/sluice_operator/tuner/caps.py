@@ -381,7 +381,7 @@ def _farthest(context: Context) -> int:
     where that points, else it doubles. Gaps as a gate sees them give no such model."""
     cap = context.seen.cap
     steps = min((sum(t.steps for t in pod.present) for pod in context.acked), default=0)
-    is_sure = context.predicted_cap is not None and context.fixed_chunk is None
+    is_sure = context.predicted_cap is not None and not context.has_fixed_chunk
     return k.SURE_RAISE * cap if is_sure and steps >= k.SURE_STEPS else _doubled(cap)
 
 

@@ -37,7 +37,8 @@ def feasible(context: Context, demand: Demand) -> Condition:
         return _inter_token_feasible(context)
     if context.verdict("interTokenLatency") == "Breach":
         if context.verdicts["interTokenLatency"].in_prefill:
-            return _prefill_interferes(context, demand)
+            is_fixed = context.has_fixed_chunk
+            return _prefill_interferes(context, demand) if is_fixed else _long_steps(context)
         far = context.verdicts["interTokenLatency"].epoch_far
         message = (
             f"{context.numbers('interTokenLatency')}; {far} of them under interference, "
@@ -101,6 +102,16 @@ def _prefill_interferes(context: Context, demand: Demand) -> Condition:
         f"beside another request's prompt, which no cap mends: {need}"
     )
     return Condition(True, Reason.PREFILL_INTERFERENCE, message)
+
+
+def _long_steps(context: Context) -> Condition:
+    judged = context.verdicts["interTokenLatency"]
+    message = (
+        f"{context.numbers('interTokenLatency')}; {judged.epoch_far} of them in steps that were "
+        "long so that first tokens were in time, which no cap mends: more pods or a looser target "
+        "do"
+    )
+    return Condition(True, Reason.LONG_STEPS, message)
 
 
 def told(feasible: Condition) -> Condition:

@@ -37,7 +37,7 @@ from .types import (
     TargetVerdict,
     Verdict,
 )
-from .verdicts import READERS, FixedChunk, is_breached, judge, read_failures
+from .verdicts import READERS, is_breached, judge, read_failures
 
 FIRST_TOKENS = READERS["timeToFirstToken"]
 
@@ -49,8 +49,8 @@ class Context:
     `pods`: heard and not noisy. `acked`: those of them that run this epoch. `epoch`: their ticks
     that are evidence. `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
     step holds the inter-token target, at most the ceiling; None without a model or a target.
-    `fixed_chunk`: None if prefill chunks follow the target. `calibration`: measured over predicted
-    speed of full pods, 1 if unknown. `late_in_queue`: the target that breaks in the queue: the
+    `has_fixed_chunk`: all pods say that their prefill chunks are fixed. `calibration`: measured
+    over predicted speed of full pods, 1 if unknown. `late_in_queue`: the target that breaks in the queue: the
     first token, or the end while some wait. `cause`: what most of the late waited for, `none` if
     the newest were not late.
     """
@@ -68,7 +68,7 @@ class Context:
     failures: Failures
     work: Workload
     model: StepTime | None
-    fixed_chunk: FixedChunk | None
+    has_fixed_chunk: bool
     predicted_cap: int | None
     calibration: float
     late_in_queue: TargetName | None
@@ -134,8 +134,8 @@ def build_case(past: Past, seen: Observation) -> Context:
     epoch = TickWindow(slices(acked, accepts))
     work = describe_work(pods)
     model, far = _model(pods, work, seen, epoch)
-    fixed_chunk = _fixed_chunk(acked, model, seen, epoch)
-    verdicts = judge(seen.targets, window, epoch, far, fixed_chunk)
+    decodes_hold = _decodes_hold(model, seen, epoch)
+    verdicts = judge(seen.targets, window, epoch, far, decodes_hold=decodes_hold)
     late = _late_in_queue(verdicts, work)
     misses = misses_by_cause(epoch.newest_having(FIRST_TOKENS.seen, k.RECENT_TICKS))
     return Context(
@@ -152,7 +152,7 @@ def build_case(past: Past, seen: Observation) -> Context:
         failures=read_failures(window, promised, since_s, seen.targets),
         work=work,
         model=model,
-        fixed_chunk=fixed_chunk,
+        has_fixed_chunk=_has_fixed_chunk(acked),
         predicted_cap=_predicted_cap(model, seen),
         calibration=calibration(model, pods, work),
         late_in_queue=late,
@@ -174,20 +174,19 @@ def _model(
     return corrected(fitted, pods, work, quantile, far), far
 
 
-def _fixed_chunk(
-    pods: Sequence[HeardPod], model: StepTime | None, seen: Observation, epoch: TickWindow
-) -> FixedChunk | None:
-    """None unless all `pods` say that their prefill chunks are fixed."""
+def _has_fixed_chunk(pods: Sequence[HeardPod]) -> bool:
     configs = [pod.view.config for pod in pods]
-    if not configs or not all(
+    return bool(configs) and all(
         config is not None and config.chunk_is == "fixed" for config in configs
-    ):
-        return None
+    )
+
+
+def _decodes_hold(model: StepTime | None, seen: Observation, epoch: TickWindow) -> bool:
+    """True if the step model predicts that the decodes that ran hold the target alone."""
     if model is None or seen.targets.itl_ms is None:
-        return FixedChunk(decodes_hold=False)
+        return False
     ran = effective_cap(seen.cap, epoch.newest_ticks(k.RECENT_TICKS))
-    decodes_ms = model.mean_ms(ran, 0) * model.stretch + model.stall_ms
-    return FixedChunk(decodes_hold=decodes_ms <= seen.targets.itl_ms)
+    return model.mean_ms(ran, 0) * model.stretch + model.stall_ms <= seen.targets.itl_ms
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _decision(
 ) -> Decision:
     seen = context.seen
     ended, good, smooth = _quality(context)
-    chunk = proposed_chunk(context, demand) if context.fixed_chunk else None
+    chunk = proposed_chunk(context, demand) if context.has_fixed_chunk else None
     return Decision(
         cap=_done(cap, seen.cap, context),
         replicas=_done(replicas, seen.replicas, context),

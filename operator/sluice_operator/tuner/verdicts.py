@@ -42,14 +42,6 @@ def _gaps_outside_prefill(tick: Tick) -> tuple[int, int]:
     return n, min(n, max(0, tick.itl.over - tick.itl.over_in_prefill))
 
 
-@dataclass(frozen=True, slots=True)
-class FixedChunk:
-    """The engine's prefill chunks do not follow the target. `decodes_hold`: the step model predicts
-    that the decodes that ran hold it without a prompt beside them."""
-
-    decodes_hold: bool
-
-
 READERS: dict[TargetName, Counts] = {
     "timeToFirstToken": Counts(_first_tokens, _first_tokens, lambda tick: tick.ttft.sketch),
     "interTokenLatency": Counts(_gaps, _gaps_at_cap, lambda tick: tick.itl.sketch),
@@ -62,11 +54,12 @@ def judge(
     window: TickWindow,
     epoch: TickWindow,
     far_ms: float = inf,
-    fixed_chunk: FixedChunk | None = None,
+    *,
+    decodes_hold: bool = False,
 ) -> dict[TargetName, TargetVerdict]:
     """Judges every target asked for. `window`: all ticks of the window. `epoch`: those that are
-    evidence. `far_ms`: gaps over it are interference. `fixed_chunk`: None if prefill chunks follow
-    the target."""
+    evidence. `far_ms`: gaps over it are interference. `decodes_hold`: the step model predicts that
+    the decodes that ran hold the target without a prompt beside them."""
     names = targets.by_name()
     threshold = k.BREACH_EVIDENCE * max(1, len(names))
     judged = {
@@ -74,23 +67,23 @@ def judge(
         for name, target_ms in names.items()
     }
     gaps = judged.get("interTokenLatency")
-    if gaps is None or gaps.verdict != "Breach" or fixed_chunk is None:
+    if gaps is None or gaps.verdict != "Breach":
         return judged
-    if _holds_outside_prefill(targets.allowed_share, threshold, epoch, fixed_chunk):
+    if _holds_outside_prefill(targets.allowed_share, threshold, epoch, decodes_hold=decodes_hold):
         judged["interTokenLatency"] = _without_prefill(gaps, epoch)
     return judged
 
 
 def _holds_outside_prefill(
-    allowed: float, threshold: float, epoch: TickWindow, fixed_chunk: FixedChunk
+    allowed: float, threshold: float, epoch: TickWindow, *, decodes_hold: bool
 ) -> bool:
-    """True if the gaps that met no other request's prompt hold the target. If those are too few
-    to tell, the step model does; without one they do not."""
+    """True if the gaps that no other request's first token made hold the target. If those are too
+    few to tell, the step model does; without one they do not."""
     n, over = epoch.total(_gaps_outside_prefill)
     if over > allowed * n:
         return False
     evidence = epoch.breach_evidence(allowed, threshold, series_of, _gaps_outside_prefill)
-    return evidence < threshold and (allowed * n >= k.MIN_BEYOND or fixed_chunk.decodes_hold)
+    return evidence < threshold and (allowed * n >= k.MIN_BEYOND or decodes_hold)
 
 
 def _without_prefill(gaps: TargetVerdict, epoch: TickWindow) -> TargetVerdict:

@@ -61,10 +61,14 @@ def test_gaps_late_only_beside_prompts_lower_no_cap_and_the_budget_is_named(
     assert decision.slo_met.holds is False
 
 
-def test_where_the_chunk_follows_the_target_the_cap_is_lowered_as_ever() -> None:
-    _, decision = decided(met_prompts(), chunk_is="live")
-    assert decision.cap_move.reason == "InterTokenLatencyBreached"
+def test_gaps_late_only_in_steps_that_are_long_on_purpose_lower_no_cap() -> None:
+    _, decision = decided(met_prompts(), MODEL, chunk_is="live")
+    assert (decision.cap, decision.cap_move.reason) == (8, "LongSteps")
+    assert "1800 of them in steps that were long" in decision.slo_feasible.message
     assert decision.proposed_chunk is None
+    assert decision.slo_met.holds is False
+    _, decision = decided(met_prompts(over=0, outside=60), MODEL, chunk_is="live")
+    assert decision.cap_move.reason == "InterTokenLatencyBreached"
 
 
 def test_gaps_that_are_late_without_a_prompt_too_lower_the_cap() -> None:
