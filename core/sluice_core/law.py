@@ -21,7 +21,7 @@ from .steptime import StepTimes
 from .wire import EngineLimits
 
 NOBODY: frozenset[Hashable] = frozenset()
-BREAK_PRICE = 1.0
+BREAK_PRICE = 0.5
 """Requests that long steps must rescue for each smooth one that they break."""
 SAFE_GAPS = 1.0
 """Gap targets between the last long step and the first deadline: a late release is late for all."""

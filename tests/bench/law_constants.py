@@ -24,7 +24,7 @@ CELLS = (
     Cell("gpu, 20 ms", "bursts", 0.9),
 )
 CONSTANTS: tuple[tuple[ModuleType, str, tuple[float, ...]], ...] = (
-    (law, "BREAK_PRICE", (0.0, 0.5, 2.0)),
+    (law, "BREAK_PRICE", (0.0, 0.25, 1.0, 2.0)),
     (law, "SAFE_GAPS", (0.5, 2.0)),
     (law, "MOST_STRETCH", (1.0, 2.0)),
     (law, "LEAST_LONG_TOKENS", (1, 256)),

@@ -50,9 +50,9 @@ class Context:
     that are evidence. `window`: all ticks of the promise. `predicted_cap`: the largest cap whose
     step holds the inter-token target, at most the ceiling; None without a model or a target.
     `has_fixed_chunk`: all pods say that their prefill chunks are fixed. `calibration`: measured
-    over predicted speed of full pods, 1 if unknown. `late_in_queue`: the target that breaks in the queue: the
-    first token, or the end while some wait. `cause`: what most of the late waited for, `none` if
-    the newest were not late.
+    over predicted speed of full pods, 1 if unknown. `late_in_queue`: the target that breaks in the
+    queue: the first token, or the end while some wait. `cause`: what most of the late waited for,
+    `none` if the newest were not late.
     """
 
     past: Past
