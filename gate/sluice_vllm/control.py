@@ -3,83 +3,77 @@
 import logging
 import os
 import time
-from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from sluice_core.contract import AT_CAP_SHARE, MemoryReport, StepModel, policy_in_force
 from sluice_core.steptime import StepRecord
 from sluice_core.wire import EngineLimits, Ready, Snapshot, StepReport
 
-from .budget import Budget
 from .link import Link
-from .order import DeadlineOrder
-from .probe import what_lacks, why_whole
+from .probe import what_lacks, why_never_held, why_whole
 from .settings import Settings, read
+from .steering import KV_FULL, Begun, Steering
 
 log = logging.getLogger("vllm.sluice")
 
-KV_FULL = 0.95
-"""Share of KV cache in use from which on requests below the cap count as waiting for it."""
+
+class _Step(NamedTuple):
+    """A step under way, and the limits that it was scheduled with."""
+
+    started_s: float
+    limits: EngineLimits
+    begun: Begun
 
 
 class Control:
-    """Sets a scheduler's cap, token budget and order before each step, and reports the step.
+    """Steers a scheduler before each step (`steering`), and reports the step to a gate.
 
     `scheduler`: vLLM's; `probe` lists what is used of it.
     """
 
-    def __init__(self, scheduler: Any, given: Settings, version: str, *, may_cut: bool) -> None:
-        """`may_cut`: prompts may be computed in chunks of any size."""
-        self._scheduler, self._version, self._may_cut = scheduler, version, may_cut
+    def __init__(
+        self, scheduler: Any, given: Settings, version: str, *, may_cut: bool, may_hold: bool
+    ) -> None:
+        """`may_cut`, `may_hold`: as in `Steering`."""
+        self._scheduler, self._version = scheduler, version
         self._ceiling: int = scheduler.max_num_running_reqs
         self._most_tokens: int = scheduler.max_num_scheduled_tokens
-        cap, policy = scheduler.max_num_active_reqs, policy_in_force(None, given.ttft_ms)
-        self.limits = EngineLimits(0, cap, self._most_tokens, given.itl_ms, given.ttft_ms, policy)
-        self.budget = Budget()
-        self._order = DeadlineOrder(self.limits)
+        limits = EngineLimits(
+            epoch=0,
+            max_num_seqs=scheduler.max_num_active_reqs,
+            max_num_batched_tokens=self._most_tokens,
+            itl_ms=given.itl_ms,
+            ttft_ms=given.ttft_ms,
+            policy=policy_in_force(None, given.ttft_ms),
+            hold_share=given.hold_share,
+        )
+        self.steering = Steering(scheduler, limits, may_cut=may_cut, may_hold=may_hold)
+        self.trim = self.steering.trim
         self.link = Link(given.socket, self._ready) if given.socket else None
-        self._steps: dict[int, tuple[float, EngineLimits, int, int]] = {}  # by vLLM's output
+        self._steps: dict[int, _Step] = {}  # by vLLM's output
         self._ended_s: float | None = None  # of the last step; None: it left nothing to do
         self._num_preemptions = 0
         self._num_blocks: int = scheduler.cache_config.num_gpu_blocks
         self._poll(time.monotonic())
 
+    @property
+    def limits(self) -> EngineLimits:
+        """Those in force."""
+        return self.steering.limits
+
     def before_step(self) -> float:
         """Set the limits of the next step; returns its start on the monotonic clock."""
-        started_s, scheduler = time.monotonic(), self._scheduler
+        started_s = time.monotonic()
         self._poll(started_s)
-        scheduler.max_num_active_reqs = self.limits.max_num_seqs
-        scheduler.max_num_scheduled_tokens = self._most_tokens
-        decodes, kv_tokens, has_prefill, is_mixed = 0, 0, False, False
-        for request in scheduler.running:
-            if request.is_prefill_chunk:
-                has_prefill = True
-            else:
-                decodes += 1
-                kv_tokens += request.num_computed_tokens
-                is_mixed = is_mixed or has_prefill
-        if is_mixed:  # a prefill chunk before a decode would take its token
-            scheduler.running.sort(key=lambda request: bool(request.is_prefill_chunk))
-        num_running, num_waiting = scheduler.get_request_counts()
-        if self._may_cut and (has_prefill or num_waiting):
-            per_decode = 1 + scheduler.num_spec_tokens
-            tokens = self.budget.tokens(self.limits, decodes, kv_tokens, per_decode)
-            scheduler.max_num_scheduled_tokens = min(tokens, self._most_tokens)
-        num_free = self.limits.max_num_seqs - num_running
-        if num_waiting and num_free > 0 and self.limits.policy == "deadline":
-            self._arrange(decodes, kv_tokens, num_free)
+        self.steering.prepare(time.time())
         return started_s
 
     def scheduled(self, output: Any, started_s: float) -> None:
-        """vLLM scheduled `output`, which runs now. Drafts count as prefill, whose work they are."""
-        per_decode, requests = 1 + self._scheduler.num_spec_tokens, self._scheduler.requests
-        decodes = kv_tokens = 0
-        for request_id, num_tokens in output.num_scheduled_tokens.items():
-            decodes += num_tokens <= per_decode
-            kv_tokens += requests[request_id].num_computed_tokens
+        """vLLM scheduled `output`."""
         self._num_preemptions += len(output.preempted_req_ids or ())
-        self._steps[id(output)] = started_s, self.limits, decodes, kv_tokens
+        begun = self.steering.scheduled(output, time.time())
+        self._steps[id(output)] = _Step(started_s, self.limits, begun)
 
     def ended(self, output: Any) -> None:
         """Book the step's tokens.
@@ -88,33 +82,27 @@ class Control:
         steps is part of the gap between two tokens as well.
         """
         now_s = time.monotonic()
-        started_s, limits, decodes, kv_tokens = self._steps.pop(id(output))
-        started_s = started_s if self._ended_s is None else self._ended_s
+        step = self._steps.pop(id(output))
+        self.steering.ended(output, time.time())
+        started_s = step.started_s if self._ended_s is None else self._ended_s
         is_busy = bool(self._steps) or self._scheduler.get_num_unfinished_requests() > 0
         self._ended_s = now_s if is_busy else None
         if not output.total_num_scheduled_tokens:
             return
-        step_ms = 1e3 * (now_s - started_s)
-        prefill = output.total_num_scheduled_tokens - decodes
-        record = StepRecord(now_s, decodes, kv_tokens, prefill, step_ms)
-        model = self.budget.learn(record)
+        step_ms, begun = 1e3 * (now_s - started_s), step.begun
+        record = StepRecord(now_s, begun.decodes, begun.kv_tokens, begun.prefill, step_ms)
+        model = self.steering.learn(record)
         if self.link is not None:
-            self.link.send(self._report(limits, record, len(output.num_scheduled_tokens), model))
+            self.link.send(self._report(step, record, len(output.num_scheduled_tokens), model))
 
     def _poll(self, now_s: float) -> None:
         """Take the newest limits, within those that the engine was started with."""
         for limits in self.link.receive(now_s) if self.link else ():
-            self.limits = self._order.limits = replace(
+            self.steering.limits = replace(
                 limits,
                 max_num_seqs=max(min(limits.max_num_seqs, self._ceiling), 1),
                 max_num_batched_tokens=min(limits.max_num_batched_tokens, self._most_tokens),
             )
-
-    def _arrange(self, decodes: int, kv_tokens: int, num_free: int) -> None:
-        waiting, most = self._scheduler.waiting, self.limits.max_num_batched_tokens
-        if isinstance(waiting, deque):  # else vLLM was started with an order of its own
-            price_s = self.budget.times.price_s(self.limits.itl_ms, most, decodes, kv_tokens)
-            self._order.arrange(waiting, time.time(), price_s, num_free)
 
     def _ready(self) -> Ready:
         scheduler = self._scheduler
@@ -128,15 +116,15 @@ class Control:
             num_blocks=self._num_blocks,
             kv_tokens=kv_tokens,
             memory=MemoryReport(planned={}, measured={}, kv_tokens=kv_tokens),
-            step_model=self.budget.times.model,
+            step_model=self.steering.times.model,
             kernels=f"vLLM {self._version}",
         )
 
     def _report(
-        self, limits: EngineLimits, record: StepRecord, num_running: int, model: StepModel | None
+        self, step: _Step, record: StepRecord, num_running: int, model: StepModel | None
     ) -> StepReport:
         """`tokens` stays empty: the gate sees them pass."""
-        snapshot = self._snapshot()
+        limits, snapshot = step.limits, self._snapshot()
         return StepReport(
             tokens=[],
             epoch=limits.epoch,
@@ -149,7 +137,8 @@ class Control:
             at_cap=snapshot.running >= AT_CAP_SHARE * limits.max_num_seqs,
             snapshot=snapshot,
             step_model=model,
-            is_slow=self.budget.times.is_slow,
+            is_slow=self.steering.times.is_slow,
+            is_long=step.begun.is_long,
         )
 
     def _snapshot(self) -> Snapshot:
@@ -182,6 +171,9 @@ def attach(scheduler: Any, stock: Any, version: str) -> Control | None:
     whole = why_whole(scheduler)
     if whole is not None:
         log.warning("Sluice sizes no chunks of prompts: %s", whole)
+    free = whole or why_never_held(scheduler, stock)
+    if free is not None:
+        log.warning("Sluice holds no first tokens: %s", free)
     given = read(os.environ)
     log.info("Sluice's inner loop runs in vLLM %s: %s", version, given)
-    return Control(scheduler, given, version, may_cut=whole is None)
+    return Control(scheduler, given, version, may_cut=whole is None, may_hold=free is None)

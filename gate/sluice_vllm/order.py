@@ -48,9 +48,14 @@ class DeadlineOrder:
             self._gone_s = now_s
 
     def _terms(self, request: Any) -> Terms:
-        due_s = self.limits.due_s(request.arrival_time, own_deadline_ms(request))
         work = request.num_tokens - request.num_computed_tokens
-        return Terms(request.priority, due_s, request.arrival_time, work)
+        due = due_s(request, self.limits)
+        return Terms(request.priority, due, request.arrival_time, work)
+
+
+def due_s(request: Any, limits: EngineLimits) -> float:
+    """When its first token is due."""
+    return limits.due_s(request.arrival_time, own_deadline_ms(request))
 
 
 def own_deadline_ms(request: Any) -> float | None:

@@ -23,6 +23,14 @@ class _Steered:
         self._sluice.scheduled(output, started_s)
         return output
 
+    def _reserve_prefill_lookahead(
+        self, request: Any, num_computed_tokens: int, num_new_tokens: int
+    ) -> Any:
+        if self._sluice is not None:
+            num_new_tokens = self._sluice.trim(request, num_computed_tokens, num_new_tokens)
+        given = (request, num_computed_tokens, num_new_tokens)
+        return super()._reserve_prefill_lookahead(*given)  # type: ignore[misc]
+
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         if self._sluice is not None:

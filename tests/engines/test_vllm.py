@@ -143,13 +143,17 @@ def test_a_lower_target_cuts_chunks_and_gaps_in_the_same_process(vllm: Steered) 
     assert gaps_ms[1] < 0.7 * gaps_ms[0]
 
 
-def test_steps_that_overlap_are_steered_too(vllm: Steered) -> None:
-    """On GPUs vLLM schedules a step while the one before it runs."""
+@pytest.mark.parametrize("num_blocks", [1000, 120])
+def test_steps_that_overlap_are_steered_too_and_held_requests_are_answered(
+    vllm: Steered, num_blocks: int
+) -> None:
+    """On GPUs vLLM schedules a step while the one before it runs. 120 blocks are too few."""
     site = install("vllm", CACHE)
     script = Path(__file__).with_name("two_at_once.py")
+    own = {"SLUICE_GATE_SOCKET": "", "SLUICE_ITL_MS": "30", "SLUICE_TTFT_MS": "650"}
     told = subprocess.run(
-        [str(site.python), str(script), str(CACHE / "models" / "88M")],
-        env={**os.environ, **dict(vllm.server.launch.environ), "SLUICE_GATE_SOCKET": ""},
+        [str(site.python), str(script), str(CACHE / "models" / "88M"), str(num_blocks)],
+        env={**os.environ, **dict(vllm.server.launch.environ), **own},
         capture_output=True,
         text=True,
         check=True,
@@ -157,8 +161,12 @@ def test_steps_that_overlap_are_steered_too(vllm: Steered) -> None:
     ).stdout
     seen = json.loads(told.splitlines()[-1])
     assert seen["overlaps"]
-    assert (seen["tokens"], seen["most_running"]) == (24 * 20, 16)
-    assert seen["learnt"] == seen["steps"] > 0
+    assert seen["answered"] + seen["aborted"] == 80
+    assert (seen["used_blocks"], seen["most_running"]) == (0, 16)
+    assert seen["learnt"] == seen["steps"]
+    assert seen["held"] > 0
+    assert seen["empty"] <= 2 * seen["held"] + 2 * 5, "two at the end of each burst"
+    assert (seen["preempted"] > 0) == (num_blocks == 120)
 
 
 def test_who_must_be_answered_first_is(vllm: Steered) -> None:

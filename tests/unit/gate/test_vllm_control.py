@@ -1,9 +1,7 @@
 """The control of a scheduler that behaves like vLLM's, as far as it is used."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -14,75 +12,16 @@ from engines.gate import Gate
 from sluice_core.wire import EngineLimits
 from sluice_vllm.control import Control, attach
 from sluice_vllm.settings import Settings
+from unit.gate.made_vllm import CEILING, TOKENS, Request, Scheduler
 
-CEILING, TOKENS = 32, 512
 Make = Callable[..., tuple["Control", "Scheduler"]]
-
-
-@dataclass(eq=False)
-class Request:
-    """A request of vLLM's."""
-
-    request_id: str
-    num_tokens: int = 100
-    num_computed_tokens: int = 0
-    is_prefill_chunk: bool = False
-    num_preemptions: int = 0
-    arrival_time: float = 0.0
-    priority: int = 0
-    sampling_params: Any = None
-
-
-@dataclass
-class Scheduler:
-    """vLLM's scheduler: each that runs gets a token, or what the budget has for its prompt."""
-
-    running: list[Request] = field(default_factory=list)
-    waiting: deque[Request] = field(default_factory=deque)
-    requests: dict[str, Request] = field(default_factory=dict)
-    max_num_running_reqs: int = CEILING
-    max_num_active_reqs: int = CEILING
-    max_num_scheduled_tokens: int = TOKENS
-    num_spec_tokens: int = 0
-    max_model_len: int = 2048
-    block_size: int = 16
-    cache_config: Any = field(default_factory=lambda: SimpleNamespace(num_gpu_blocks=100))
-    kv_cache_manager: Any = field(default_factory=lambda: SimpleNamespace(usage=0.25))
-    scheduler_config: Any = field(
-        default_factory=lambda: SimpleNamespace(enable_chunked_prefill=True)
-    )
-
-    def get_request_counts(self) -> tuple[int, int]:
-        return len(self.running), len(self.waiting)
-
-    def get_num_unfinished_requests(self) -> int:
-        return len(self.running) + len(self.waiting)
-
-    def come(self, *requests: Request) -> None:
-        self.waiting.extend(requests)
-        self.requests.update({request.request_id: request for request in requests})
-
-    def schedule(self) -> Any:
-        budget, numbers = self.max_num_scheduled_tokens, {}
-        while self.waiting and len(self.running) < self.max_num_active_reqs:
-            self.running.append(self.waiting.popleft())
-        for request in self.running:
-            lacking = max(request.num_tokens - request.num_computed_tokens, 1)
-            if count := min(lacking, budget):
-                numbers[request.request_id] = count
-                request.num_computed_tokens += count
-                budget -= count
-            request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens
-        total = sum(numbers.values())
-        return SimpleNamespace(
-            num_scheduled_tokens=numbers, total_num_scheduled_tokens=total, preempted_req_ids=None
-        )
 
 
 def step(control: Control, scheduler: Scheduler) -> Any:
     started_s = control.before_step()
     output = scheduler.schedule()
     control.scheduled(output, started_s)
+    scheduler.end(output)
     control.ended(output)
     return output
 
@@ -101,8 +40,9 @@ def controlled() -> Iterator[Make]:
     made: list[Control] = []
 
     def make(path: Path, *, epoch: int = 1, may_cut: bool = True) -> tuple[Control, Scheduler]:
-        scheduler = Scheduler()
-        made.append(Control(scheduler, Settings(str(path)), "0", may_cut=may_cut))
+        scheduler = Scheduler(num_blocks=100)
+        given = Settings(str(path))
+        made.append(Control(scheduler, given, "0", may_cut=may_cut, may_hold=may_cut))
         until_in_force(made[-1], epoch)
         return made[-1], scheduler
 
@@ -128,7 +68,7 @@ def test_the_gate_is_told_what_the_engine_holds(gate: Gate, controlled: Make) ->
 
 def test_a_cap_from_the_gate_holds_from_the_next_step_on(gate: Gate, controlled: Make) -> None:
     control, scheduler = controlled(gate.path)
-    scheduler.come(*(Request(str(i), num_tokens=8) for i in range(20)))
+    scheduler.come(*(Request(str(i), prompt=8) for i in range(20)))
     step(control, scheduler)
     assert len(scheduler.running) == 4
     gate.configure(EngineLimits(2, 9, 256))
@@ -146,7 +86,7 @@ def test_no_limit_is_over_what_the_engine_was_started_for(gate: Gate, controlled
 
 def test_each_step_is_reported_with_what_it_did(gate: Gate, controlled: Make) -> None:
     control, scheduler = controlled(gate.path)
-    scheduler.come(*(Request(str(i), num_tokens=40) for i in range(6)))
+    scheduler.come(*(Request(str(i), prompt=40) for i in range(6)))
     step(control, scheduler)
     step(control, scheduler)
     gate.until(lambda: len(gate.reports) >= 2)
@@ -155,7 +95,7 @@ def test_each_step_is_reported_with_what_it_did(gate: Gate, controlled: Make) ->
     assert (second.num_decodes, second.num_prefill_tokens, second.num_kv_tokens) == (4, 0, 4 * 41)
     assert second.at_cap
     assert (second.snapshot.running, second.snapshot.waiting_cap) == (4, 2)
-    assert second.snapshot.used_blocks == 25
+    assert second.snapshot.used_blocks == 4 * 3
     assert second.step_s > 0
     assert second.step_model is not None
 
@@ -166,7 +106,7 @@ def test_what_waits_below_the_cap_waits_for_memory_or_its_turn(
     control, scheduler = controlled(gate.path)
     scheduler.come(Request("a"), Request("b"))
     for usage in (0.99, 0.5):
-        scheduler.kv_cache_manager.usage = usage
+        scheduler.kv_cache_manager = SimpleNamespace(usage=usage)
         output = SimpleNamespace(
             num_scheduled_tokens={"a": 1}, total_num_scheduled_tokens=1, preempted_req_ids={"c"}
         )
@@ -239,6 +179,29 @@ def test_a_scheduler_that_is_not_known_is_left_as_it_is(caplog: pytest.LogCaptur
 
 def test_without_chunked_prefill_only_the_cap_is_live(gate: Gate, controlled: Make) -> None:
     control, scheduler = controlled(gate.path, may_cut=False)
-    scheduler.come(Request("a", num_tokens=600))
+    scheduler.come(Request("a", prompt=600))
     control.before_step()
     assert (scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens) == (4, TOKENS)
+
+
+def test_the_share_of_the_deadline_that_a_hold_may_use_is_the_gates(
+    gate: Gate, controlled: Make
+) -> None:
+    control, _ = controlled(gate.path)
+    gate.configure(EngineLimits(2, 20, TOKENS, 50.0, 5000.0, "deadline", hold_share=0.25))
+    until_in_force(control, 2)
+    assert control.limits.hold_share == 0.25
+
+
+def test_a_step_that_is_long_on_purpose_is_reported_as_such(gate: Gate, controlled: Make) -> None:
+    control, scheduler = controlled(gate.path)
+    scheduler.come(Request("a"), Request("b"))
+    for is_long in (True, False):
+        started_s = control.before_step()
+        control.steering.division = control.steering.division._replace(is_long=is_long)
+        output = scheduler.schedule()
+        control.scheduled(output, started_s)
+        scheduler.end(output)
+        control.ended(output)
+    gate.until(lambda: len(gate.reports) >= 2)
+    assert [report.is_long for report in gate.reports[:2]] == [True, False]
