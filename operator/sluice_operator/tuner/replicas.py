@@ -113,6 +113,7 @@ def _wanted(case: "ReplicasCase") -> int:
     if case.feasible.holds is False and context.gaps_breached:
         return replicas
     is_late = context.late_in_queue is not None or context.verdict("endToEnd") == "Breach"
+    is_late = is_late or case.feasible.reason == Reason.LONG_STEPS
     late = is_late and not (context.cause == "outside" and context.is_cold)
     if not (late or _overloaded(context, demand)) or _raises_first(context, case.bound):
         return replicas
