@@ -11,10 +11,9 @@ def _fields(reals: str, wholes: str = "") -> list[tuple[str, Any]]:
 class Config(Structure):
     _fields_ = _fields(
         "a b c d between_ms leak_per_hour interference_factor ttft_ms itl_ms e2e_ms start_s tick_s "
-        "refit_s log_gamma smallest_ms smooth_share at_cap_share "
-        "due_ms",
+        "refit_s log_gamma smallest_ms smooth_share at_cap_share",
         "cap epoch num_blocks block_size caching max_num_batched_tokens max_num_queued min_chunk "
-        "has_interference has_order patience arranged_a_step recent",
+        "has_interference",
     )
 
 

@@ -1,17 +1,15 @@
-// `pod.Pod` without prefixes and shedding, compiled: the same steps, in the same order of floating
-// point operations (built without contraction), so that a test can ask for equal ticks. Names and
-// the reasons for what is done are those of the worker's scheduler, preemption and engine, but a
-// step costs the same however many decode. Each of them gets one token in it, so when it ends and
-// when it needs its next block is known as it begins to. Blocks are counted, not named: those that
-// a sequence gave back are only ever found by itself, and are given up from their end. Called
-// through ctypes; fields of View are in the order of layout.py.
+// `pod.Pod` by arrival, without prefixes and shedding, compiled: the same steps, in the same order
+// of floating point operations (built without contraction), so that a test can ask for equal ticks.
+// Names and the reasons for what is done are those of the worker's scheduler, preemption and
+// engine, but a step costs the same however many decode. Each of them gets one token in it, so when
+// it ends and when it needs its next block is known as it begins to. Blocks are counted, not named:
+// those that a sequence gave back are only ever found by itself, and are given up from their end.
+// Called through ctypes; fields of View are in the order of layout.py.
 #include <deque>
 #include <limits>
 #include <map>
 #include <set>
-#include <tuple>
 
-#include "line.h"
 #include "recording.h"
 #include "steptimes.h"
 
@@ -77,26 +75,22 @@ struct Pod {
   StepTimes times;
   std::deque<Arrival> arrivals;
   std::deque<double> factors, interference;  // interference: start, end, start, end, ...
-  Line line;
-  std::vector<int> inbox, prefilling, prefills, joined, done;  // prefills: of the step at hand
+  std::vector<int> inbox, prefilling, joined, done;
   std::deque<int> waiting;
-  std::set<int> running, resumed, paused;
+  std::set<int> running;
   std::map<int64_t, std::set<int>> ends;  // in order of arrival
   std::vector<int64_t> growing;
   Step step;
   View view{};
   double now, last_end, clock_at, refitted_at;
   int64_t cap, epoch, num_steps = 1, num_decoding = 0, kv_tokens = 0, num_slow = 0;
-  double decode_s = 0;
-  int64_t num_retired = 0;
-  bool last_was_slow = false, has_no_time = false;
+  bool last_was_slow = false;
   Cause blocked_by = NONE;
   Clocks clocks;
 
   Pod(const Config& c, const Row* anchor, int64_t num_anchor, const Fit& fit)
       : config(c), pages{c.num_blocks, c.block_size, c.num_blocks, 0, c.caching != 0, {}, 0},
-        recorder(config, jobs), times(anchor, num_anchor, fit), line(config, jobs),
-        growing(c.block_size),
+        recorder(config, jobs), times(anchor, num_anchor, fit), growing(c.block_size),
         now(c.start_s), last_end(c.start_s), clock_at(c.start_s), refitted_at(c.start_s),
         cap(c.cap), epoch(c.epoch) {}
 
@@ -159,7 +153,6 @@ struct Pod {
     for (int id : inbox) {
       jobs[id].queued_at = clocks;
       waiting.push_back(id);
-      if (config.has_order) line.add(id);
     }
     inbox.clear();
     int64_t before = view.num_preemptions;
@@ -177,15 +170,9 @@ struct Pod {
     int64_t decodes = num_decoding + chunks.size(), kv = kv_tokens;
     for (const Chunk& chunk : chunks) kv += jobs[chunk.id].tokens;
     const int64_t budget = prefill_budget(decodes, kv);
-    if (config.has_order) {
-      choose(budget, decodes, kv, now_s, !is_short);
-      pause();
-    } else {
-      if (!is_short) admit_by_arrival();
-      prefills = not_decoding();
-    }
-    bool is_full = (int64_t)(running.size() - paused.size()) >= cap;
-    blocked_by = is_full ? CAP : waiting.empty() || has_no_time ? NONE : KV;
+    if (!is_short) admit_by_arrival();
+    bool is_full = (int64_t)running.size() >= cap;
+    blocked_by = is_full ? CAP : waiting.empty() ? NONE : KV;
     add_chunks(budget);
     if (!chunks.empty() || num_decoding) start_step(now_s);
   }
@@ -196,14 +183,20 @@ struct Pod {
   }
   void add_chunks(int64_t budget) {
     step.num_whole = step.chunks.size();
-    for (int id : prefills) {
+    for (int id : prefilling) {
       if (budget <= 0) break;
+      if (is_served_whole(id)) continue;
       int64_t num_tokens = std::min(jobs[id].tokens - jobs[id].computed, budget);
       budget -= num_tokens;
       step.chunks.push_back({id, num_tokens});
     }
     auto is_one = [](const Chunk& chunk) { return chunk.num_tokens == 1; };
     std::stable_partition(step.chunks.begin() + step.num_whole, step.chunks.end(), is_one);
+  }
+  bool is_served_whole(int id) const {
+    auto is_it = [&](const Chunk& chunk) { return chunk.id == id; };
+    auto first = step.chunks.begin();
+    return std::any_of(first, first + step.num_whole, is_it);
   }
   void start_step(double now_s) {
     int64_t decodes = num_decoding, kv = kv_tokens, prefill = 0;
@@ -216,7 +209,7 @@ struct Pod {
     step.started_s = now_s;
     step.ends_s = now_s + (step.step_ms + config.between_ms) / 1e3;
     step.epoch = epoch, step.decodes = decodes, step.kv_tokens = kv, step.prefill = prefill;
-    step.num_running = running.size() - paused.size();
+    step.num_running = running.size();
     step.at_cap = step.num_running >= config.at_cap_share * cap;
     step.is_under_way = true;
   }
@@ -296,7 +289,6 @@ struct Pod {
     if (++job.generated == 1) {
       double waited_s = job.wait_cap_s + job.wait_kv_s;
       recorder.first_token(job, now_s, now_s - job.t_s - waited_s);
-      if (config.has_order) line.remove(id);
     } else {
       recorder.next_token(job, now_s, step.at_cap);
     }
@@ -339,8 +331,6 @@ struct Pod {
   }
   void finish(int id, double now_s) {
     recorder.finish(jobs[id], now_s);
-    double took_s = now_s - jobs[id].first_s;
-    decode_s += (took_s - decode_s) / std::min(num_retired++ + 1, config.recent);
     running.erase(id);
     pages.release(jobs[id]);
     view.num_open--;
@@ -388,7 +378,6 @@ struct Pod {
     job.computed = job.trusted = 0;
     job.queued_at = clocks;
     waiting.insert(std::lower_bound(waiting.begin(), waiting.end(), id), id);
-    if (job.generated) resumed.insert(id);
   }
   void admit_by_arrival() {
     while (!waiting.empty() && (int64_t)running.size() < cap && admit(waiting.front())) {
@@ -396,116 +385,18 @@ struct Pod {
   }
   bool admit(int id) {
     Job& job = jobs[id];
-    int64_t own, total = blocks_for(job.tokens, pages.size);
-    while (true) {
-      own = pages.own_match(job);
-      int64_t margin = running.empty() ? 0 : std::max<int64_t>(1, pages.num_total / 100);
-      if (total - own + margin + own <= pages.available()) break;
-      int late = late_prefill(id);
-      if (late < 0) return false;
-      preempt(late, {});
-    }
-    waiting.erase(std::lower_bound(waiting.begin(), waiting.end(), id));
-    resumed.erase(id);
+    int64_t own = pages.own_match(job), total = blocks_for(job.tokens, pages.size);
+    int64_t margin = running.empty() ? 0 : std::max<int64_t>(1, pages.num_total / 100);
+    if (total + margin > pages.available()) return false;
+    waiting.pop_front();
     pages.start(job, own, total);
     job.computed = job.trusted = own * pages.size;
-    dequeue(job);
+    job.wait_cap_s += clocks.cap_s - job.queued_at.cap_s;
+    job.wait_kv_s += clocks.kv_s - job.queued_at.kv_s;
     running.insert(id);
     prefilling.insert(std::lower_bound(prefilling.begin(), prefilling.end(), id), id);
     step.begun.push_back(id);
     return true;
-  }
-  void dequeue(Job& job) {
-    job.wait_cap_s += clocks.cap_s - job.queued_at.cap_s;
-    job.wait_kv_s += clocks.kv_s - job.queued_at.kv_s;
-  }
-
-  // By order
-
-  bool is_chosen(int id) const {
-    return std::find(prefills.begin(), prefills.end(), id) != prefills.end();
-  }
-  bool is_served_whole(int id) const {  // a prefill that lacks one token, as a decode does
-    auto is_it = [&](const Chunk& chunk) { return chunk.id == id; };
-    return std::any_of(step.chunks.begin(), step.chunks.end(), is_it);
-  }
-  std::vector<int> not_decoding() const {
-    std::vector<int> found;
-    for (int id : prefilling)
-      if (!is_served_whole(id)) found.push_back(id);
-    return found;
-  }
-  int late_prefill(int id) const {
-    if (!config.has_order || !line.holds(id) || jobs[id].is_late) return -1;
-    for (auto at = prefilling.rbegin(); at != prefilling.rend() && *at != *running.begin(); ++at)
-      if (jobs[*at].is_late && jobs[*at].tokens - jobs[*at].computed > 1 && !is_chosen(*at))
-        return *at;
-    return -1;
-  }
-  void choose(int64_t budget, int64_t decodes, int64_t kv, double now_s, bool may_admit) {
-    const std::vector<int> others = not_decoding();
-    const int64_t places = cap - decodes;
-    int64_t num_free = places;
-    for (int id : others) num_free -= !jobs[id].is_paused;
-    bool takes_place = false;
-    has_no_time = false;
-    prefills.clear();
-    auto serve = [&](int id) {  // false: whoever comes behind it waits
-      const Job& job = jobs[id];
-      if (is_served_whole(id)) return true;
-      if (!job.num_blocks || job.is_paused) {
-        bool is_ahead = line.holds(id) && (int64_t)prefills.size() < places;
-        if (num_free <= 0 && !is_ahead) return false;
-        if (!job.num_blocks) {
-          has_no_time = budget <= 0 && line.holds(id);
-          if (has_no_time || !admit(id)) return false;
-        }
-        takes_place = takes_place || num_free <= 0;
-        num_free--;
-      }
-      budget -= job.tokens - job.computed;
-      prefills.push_back(id);
-      return true;
-    };
-    if (may_admit && (!waiting.empty() || others.size() > 1)) {
-      std::set<int> first = resumed;
-      for (int id : others)
-        if (!line.holds(id)) first.insert(id);
-      if (std::all_of(first.begin(), first.end(), serve))
-        line.ordered(now_s, pace(decodes, kv), serve);
-    }
-    for (auto [holds, is_late, id] : ranked(others)) {
-      bool is_held = jobs[id].is_paused && (int64_t)prefills.size() >= places;
-      if (!is_held) prefills.push_back(id);
-    }
-    if (takes_place && (int64_t)prefills.size() > places)
-      prefills.resize(std::max<int64_t>(places, 0));
-  }
-  std::vector<std::tuple<bool, bool, int>> ranked(const std::vector<int>& others) const {
-    std::vector<std::tuple<bool, bool, int>> found;
-    for (int id : others)
-      if (jobs[id].num_blocks && !is_chosen(id))
-        found.push_back({line.holds(id), jobs[id].is_late, id});
-    std::sort(found.begin(), found.end());
-    return found;
-  }
-  Pace pace(int64_t decodes, int64_t kv) const {
-    int64_t most = config.max_num_batched_tokens;
-    double price_s = times.price_s(config.itl_ms, most, config.min_chunk, decodes, kv);
-    return {price_s, decode_s / cap, cap - decodes};
-  }
-  void pause() {
-    std::set<int> before;
-    before.swap(paused);
-    for (int id : not_decoding())
-      if (!is_chosen(id)) paused.insert(id);
-    for (int id : paused)
-      if (!before.count(id)) jobs[id].queued_at = clocks, jobs[id].is_paused = true;
-    for (int id : before) {
-      if (paused.count(id)) continue;
-      jobs[id].is_paused = false;
-      if (jobs[id].num_blocks) dequeue(jobs[id]);
-    }
   }
   void advance_clocks(double now_s) {
     double elapsed = now_s - clock_at;

@@ -15,7 +15,7 @@ from sluice.simulate.params import Params
 from sluice.simulate.pod import Outcome, SimulatedPod
 from sluice.simulate.recording import Recording, Totals
 from sluice.simulate.trace import Request
-from sluice_core import latency, ordering, steptime
+from sluice_core import latency, steptime
 from sluice_core.contract import (
     AT_CAP_SHARE,
     SKETCH_GAMMA,
@@ -34,7 +34,6 @@ from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.sketch import SMALLEST_MS
 from sluice_core.steptime import REFIT_S
 from sluice_core.wire import Snapshot
-from sluice_worker.scheduling import running
 
 NUM_BUCKETS = 2560
 INTERFERENCE_AT_ONCE = 64
@@ -46,10 +45,11 @@ class CannotCompile(RuntimeError):
 
 
 def quickest(params: Params, trace: Sequence[Request]) -> type[SimulatedPod]:
-    """`CompiledPod` where it does what `SimulatedPod` would: no prefixes, no shedding, no delays of
-    single steps, no launch, and g++."""
-    is_plain = params.overload == "Queue" and not any(request.prefix for request in trace)
+    """`CompiledPod` where it does what `SimulatedPod` would: by arrival, no prefixes, no shedding,
+    no delays of single steps, no launch, and g++."""
+    is_plain = params.order == "fcfs" and params.overload == "Queue"
     is_plain = is_plain and not (params.has_graphs or params.has_delays)
+    is_plain = is_plain and not any(request.prefix for request in trace)
     return CompiledPod if is_plain and library() is not None else SimulatedPod
 
 
@@ -74,6 +74,8 @@ class CompiledPod(SimulatedPod):
     _recorder: Taken
 
     def _prepare(self, start_s: float) -> None:
+        if self.params.order != "fcfs":
+            raise CannotCompile("the compiled pod serves by arrival only.")
         loaded = library()
         if loaded is None:
             raise CannotCompile("there is no g++, or no directory to build in.")
@@ -187,11 +189,6 @@ def _config(params: Params, slo: Slo, cap: int, epoch: int, start_s: float) -> l
         caching=params.prefix_caching,
         min_chunk=MIN_CHUNK_TOKENS,
         has_interference=params.interference_every_s > 0,
-        has_order=params.order != "fcfs",
-        due_ms=targets["ttft_ms"] if params.order == "deadline" else math.inf,
-        patience=ordering.PATIENCE,
-        arranged_a_step=ordering.ARRANGED_A_STEP,
-        recent=running.RECENT,
     )
 
 

@@ -13,9 +13,9 @@ struct Config {
   double a, b, c, d, between_ms, leak_per_hour, interference_factor;
   double ttft_ms, itl_ms, e2e_ms;  // infinity: no target
   double start_s, tick_s, refit_s, log_gamma, smallest_ms, smooth_share;
-  double at_cap_share, due_ms;
+  double at_cap_share;
   int64_t cap, epoch, num_blocks, block_size, caching, max_num_batched_tokens, max_num_queued;
-  int64_t min_chunk, has_interference, has_order, patience, arranged_a_step, recent;
+  int64_t min_chunk, has_interference;
 };
 
 struct Tick {
@@ -66,12 +66,12 @@ struct Job {  // with its flight; while it decodes, before step s it has `base` 
   int64_t prompt, max_tokens, tokens, computed = 0, trusted = 0, generated = 0;
   int64_t num_blocks = 0, run = -1;  // run: of its own sealed blocks, among `runs`
   int64_t base = 0, joined_at = 0, ends_at = 0, first_growth = 0, slow_before = 0;
-  int64_t num_tokens = 0, num_gaps_over = 0, late_since = -1;
+  int64_t num_tokens = 0, num_gaps_over = 0;
   double wait_cap_s = 0, wait_kv_s = 0;
   Clocks queued_at;
   bool is_decoding = false, is_waiting = true, is_pending = true;
   bool decided = false, whole_decided = false, has_ended = false;
-  bool held_first = false, last_was_over = false, is_late = false, is_paused = false;
+  bool held_first = false, last_was_over = false;
 };
 
 struct Chunk {

@@ -71,13 +71,6 @@ class StepTimes {
     return per_token_ms > 0 ? (int64_t)(room_ms / per_token_ms) : fit.no_limit;
   }
 
-  double price_s(double itl_ms, int64_t most, int64_t least, int64_t decodes,
-                 int64_t kv_tokens) const {
-    int64_t room = std::min(chunk_limit(itl_ms, decodes, kv_tokens), most - decodes);
-    int64_t chunk = std::max(room, least);
-    return slowdown_ * predict_ms(fit.model, decodes, kv_tokens, chunk) / chunk / 1e3;
-  }
-
  private:
   struct Ring {
     size_t first;

@@ -20,7 +20,7 @@ from sluice.simulate.runs import Tuner
 from sluice.simulate.score import score
 from sluice.simulate.trace import Request
 from sluice.simulate.world import Policy, World
-from sluice_core.contract import SchedulingPolicy, Slo
+from sluice_core.contract import Slo
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="there is no g++")
 SMALL = Params(
@@ -30,7 +30,6 @@ SMALL = Params(
 )  # fmt: skip
 CALM = msgspec.structs.replace(SMALL, max_num_queued=1024, between_ms=0, interference_every_s=0,
                                leak_per_hour=0)  # fmt: skip
-ORDERS: tuple[SchedulingPolicy, ...] = ("fcfs", "deadline")
 SLO = Slo(ttft_ms=400, itl_ms=30, e2e_ms=2000)
 requests = st.tuples(
     st.sampled_from([0.0, 0.0, 0.01, 0.1, 1.0]), st.integers(1, 120), st.integers(1, 300)
@@ -79,7 +78,6 @@ def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], 
 @settings(max_examples=160)
 @given(
     st.sampled_from([SMALL, CALM]),
-    st.sampled_from(ORDERS),
     st.lists(requests, min_size=1, max_size=40),
     st.integers(1, 12),
     changes,
@@ -87,20 +85,17 @@ def assert_equal(params: Params, slo: Slo, drawn: list[tuple[float, int, int]], 
 )
 def test_the_compiled_pod_equals_the_workers_scheduler_tick_for_tick(
     params: Params,
-    order: SchedulingPolicy,
     drawn: list[tuple[float, int, int]],
     cap: int,
     patches: list[tuple[int, int]],
     caching: bool,
 ) -> None:
-    params = msgspec.structs.replace(params, order=order, prefix_caching=caching)
+    params = msgspec.structs.replace(params, prefix_caching=caching)
     assert_equal(params, SLO, drawn, cap, patches)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_it_equals_the_workers_scheduler_without_targets(order: SchedulingPolicy) -> None:
-    params = msgspec.structs.replace(SMALL, order=order)
-    assert_equal(params, Slo(), [(0.05, 17 + 7 * i % 60, 40) for i in range(40)], 8, [(2, 3)])
+def test_it_equals_the_workers_scheduler_without_targets() -> None:
+    assert_equal(SMALL, Slo(), [(0.05, 17 + 7 * i % 60, 40) for i in range(40)], 8, [(2, 3)])
 
 
 @pytest.mark.parametrize("itl_ms", [None, 30_000.0])
@@ -135,12 +130,9 @@ def test_it_equals_the_workers_scheduler_where_a_tick_closes_in_a_first_step(tog
 
 @pytest.mark.parametrize("base", [SMALL, CALM], ids=["interference", "calm"])
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("order", ORDERS)
-def test_it_equals_the_workers_scheduler_where_memory_is_short(
-    base: Params, caching: bool, order: SchedulingPolicy
-) -> None:
+def test_it_equals_the_workers_scheduler_where_memory_is_short(base: Params, caching: bool) -> None:
     params = msgspec.structs.replace(
-        base, kv_tokens=256, max_num_queued=1024, prefix_caching=caching, order=order
+        base, kv_tokens=256, max_num_queued=1024, prefix_caching=caching
     )
     drawn = [(0.05, 17 + 7 * i % 60, 40) for i in range(60)]
     assert_equal(params, SLO, drawn, 8, [])
@@ -167,15 +159,11 @@ def test_a_long_output_is_smooth_by_the_number_of_its_gaps() -> None:
 @pytest.mark.parametrize("service", ["cpu", "gpu"])
 @pytest.mark.parametrize("policy", ["fixed", "aimd", "sluice"])
 @pytest.mark.parametrize("spell_s", [5.0, 40.0])
-@pytest.mark.parametrize(
-    ("trace_name", "order"), [("steps", "fcfs"), ("overload", "deadline"), ("bursts", "deadline")]
-)
-def test_whole_runs_score_alike(
-    service: str, policy: str, spell_s: float, trace_name: str, order: str
-) -> None:
+@pytest.mark.parametrize("trace_name", ["steps", "overload", "bursts"])
+def test_whole_runs_score_alike(service: str, policy: str, spell_s: float, trace_name: str) -> None:
     params, lengths = SERVICES[service]
     noise = NOISES["interference"] | {"interference_mean_s": spell_s}
-    params = msgspec.structs.replace(params, order=order, **noise)
+    params = msgspec.structs.replace(params, **noise)
     targets = read_targets(TARGETS[service]["default"])
     trace = make_trace(trace_name, params, targets.itl_ms, lengths, 500, seed=2)
 
@@ -190,6 +178,13 @@ def test_whole_runs_score_alike(
         world.run()
         results.append(score(world))
     assert results[0] == results[1]
+
+
+def test_an_order_by_deadline_is_left_to_the_python_pod() -> None:
+    params = msgspec.structs.replace(SMALL, order="deadline")
+    assert quickest(params, [Request(0.0, 10, 10)]) is SimulatedPod
+    with pytest.raises(CannotCompile, match="by arrival only"):
+        CompiledPod("pod-1", params, SLO, 1, 1)
 
 
 def test_prefixes_shedding_delays_and_a_missing_compiler_are_left_to_the_python_pod(
