@@ -21,7 +21,7 @@ from .steptime import StepTimes
 from .wire import EngineLimits
 
 NOBODY: frozenset[Hashable] = frozenset()
-BREAK_PRICE = 0.5
+BREAK_PRICE = 0.75
 """Requests that long steps must rescue for each smooth one that they break."""
 SAFE_GAPS = 1.0
 """Gap targets between the last long step and the first deadline: a late release is late for all."""
@@ -200,10 +200,12 @@ class _Step:
 
     @cached_property
     def _breaks_anyway(self) -> bool:
-        """True if no chunk keeps the gap target. Then one long step is better than many short."""
+        """True if a chunk's launch alone breaks the gap target, and what decodes does not. Then one
+        long step is better than many short ones."""
         num, kv_tokens = self.load.num_decodes, self.load.kv_tokens
         limit = self.times.chunk_limit(self.limits.itl_ms, num, kv_tokens)
-        return num > 0 and limit < MIN_CHUNK_TOKENS
+        launch = self.times.slowdown * self.times.tail.chunk_ms / self.token_ms
+        return num > 0 and limit < MIN_CHUNK_TOKENS <= limit + launch
 
     @property
     def _unexpired(self) -> list[Prompt]:
