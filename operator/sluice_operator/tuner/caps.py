@@ -377,12 +377,13 @@ def _before_interference(context: Context) -> int:
 
 
 def _farthest(context: Context) -> int:
-    """The largest cap of one raise: by a step model of the pods' own steps under traffic it goes
-    where that points, else it doubles. Gaps as a gate sees them give no such model."""
-    cap = context.seen.cap
+    """The largest cap of one raise: at least double, and by a step model of the pods' own steps
+    under traffic a part of where that points. Gaps as a gate sees them give no such model."""
+    doubled, predicted = _doubled(context.seen.cap), context.predicted_cap
+    if predicted is None or context.has_fixed_chunk:
+        return doubled
     steps = min((sum(t.steps for t in pod.present) for pod in context.acked), default=0)
-    is_sure = context.predicted_cap is not None and not context.has_fixed_chunk
-    return k.SURE_RAISE * cap if is_sure and steps >= k.SURE_STEPS else _doubled(cap)
+    return max(doubled, floor(k.SURE_PART * predicted)) if steps >= k.SURE_STEPS else doubled
 
 
 def _doubled(cap: int) -> int:

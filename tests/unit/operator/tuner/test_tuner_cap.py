@@ -221,7 +221,7 @@ def test_advisory_mode_reports_and_changes_nothing() -> None:
     loop = Loop(world, limits())
     loop.run(60)
     assert (world.cap, world.replicas) == (2, 1)
-    assert (loop.last.cap, loop.last.cap_move.to) == (2, 32)
+    assert (loop.last.cap, loop.last.cap_move.to) == (2, 13)
     assert loop.last.cap_move.message
 
 

@@ -89,7 +89,7 @@ def test_a_queue_stands_where_it_is_the_same_pods(
         assert decision.cap_move.reason == "QueueStands"
 
 
-@pytest.mark.parametrize(("newest", "cap"), [(5, 8), (40, 24)])
+@pytest.mark.parametrize(("newest", "cap"), [(5, 8), (40, 16)])
 def test_a_queue_is_too_long_by_the_newest_tick_of_every_pod(newest: int, cap: int) -> None:
     """Five wait on one pod, whose tick closed last: 0.7 s for the last of them, 0.35 on average."""
     one = [tick(seq, t_s=2.0 * seq + 0.6, itl=TokenGaps(9)) for seq in range(1, 30)]

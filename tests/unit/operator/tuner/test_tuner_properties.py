@@ -171,12 +171,12 @@ def _before_interference(past: Past) -> int:
 def check(
     decision: Decision, cap: int, replicas: int, limits: CapLimits, before_spell: int
 ) -> None:
-    """In bounds, at most doubled or as far as a model points. Every number finite, and every change
-    with its reason."""
+    """In bounds, at most doubled or half as far as a model points. Every number finite, and every
+    change with its reason."""
     low = min(limits.min_num_seqs, limits.ceiling)
     assert low <= decision.cap_move.to <= limits.ceiling
-    times = 2 if decision.predicted_cap is None else 16
-    assert decision.cap_move.to <= max(times * cap, low, before_spell)
+    half = (decision.predicted_cap or 0) / 2
+    assert decision.cap_move.to <= max(2 * cap, half, low, before_spell)
     if limits.replicas_external:
         assert decision.replicas == replicas
     else:
