@@ -22,6 +22,7 @@ from tempfile import TemporaryFile
 import msgspec
 from bench.law_page import page, picture
 from bench.law_runs import Job, Row, cells, contenders, load_1_per_s
+from msgspec.structs import replace
 from sluice.numbers import count
 
 HERE = Path(__file__).resolve().parents[2]
@@ -114,7 +115,8 @@ def main() -> int:
         print(f"bench.law: {e}", file=sys.stderr)
         return 1
     minutes = (time.monotonic() - started_s) / 60
-    command = f"python -m bench.law {' '.join(sys.argv[1:])}".strip()
+    told = ("DIR" if given.before and text == str(given.before) else text for text in sys.argv[1:])
+    command = f"python -m bench.law {' '.join(told)}".strip()
     head = PAGE_HEAD.format(command=command, minutes=minutes, jobs=given.jobs)
     text = head + page(results.now, results.before, results.per_s)
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,8 @@ def _measured(jobs: Sequence[Job], seeds: int, before: Path | None, num: int) ->
     now = run_all(jobs, HERE, num, tell)
     old = run_all(ours, before.resolve(), num, tell) if before else []
     per_s = {job.cell.machine: job.per_s for job in jobs}
-    return Results(seeds, per_s, now, old)
+    placeless = ([replace(row, root="") for row in rows] for rows in (now, old))
+    return Results(seeds, per_s, *placeless)
 
 
 if __name__ == "__main__":
