@@ -42,6 +42,10 @@ class Prompt(NamedTuple):
     due_s: float
     priority: int = 0
 
+    def within_s(self, share: float) -> float:
+        """When so much of the time from its arrival to its deadline is over; `share` is not 0."""
+        return share * self.due_s + (1 - share) * self.arrived_s
+
 
 class Gaps(NamedTuple):
     """A request that decodes: its tokens so far, its late gaps, and if its first was in time."""
@@ -162,9 +166,9 @@ class _Step:
         """Prompts that can be in time if each token takes so long, by deadline; the fewest are
         left out. `share`: of the time from arrival to deadline."""
         prompts, early_s = self.load.prompts, early_ms / 1e3
-        due_s = (share * p.due_s + (1 - share) * p.arrived_s - early_s for p in prompts)
-        both = zip(prompts, due_s, strict=True)
-        terms = [Terms(p.priority, by_s, p.arrived_s, p.left) for p, by_s in both]
+        terms = [
+            Terms(p.priority, p.within_s(share) - early_s, p.arrived_s, p.left) for p in prompts
+        ]
         return [prompts[i] for i in arrange(terms, self.load.now_s, Pace(token_ms / 1e3))[0]]
 
     @cached_property
@@ -207,7 +211,7 @@ class _Step:
         launch = self.times.slowdown * self.times.tail.chunk_ms / self.token_ms
         return num > 0 and limit < MIN_CHUNK_TOKENS <= limit + launch
 
-    @property
+    @cached_property
     def _unexpired(self) -> list[Prompt]:
         now_s = self.load.now_s
         known = (p for p in self.load.prompts if now_s < p.due_s < math.inf)
@@ -244,14 +248,10 @@ class _Step:
         """Prompt tokens of a step that leaves time for the release of all `prompts`."""
         assert self.times.model is not None
         release_ms = self.fixed_ms(*self.joined(prompts)) + self.token_ms * len(prompts)
-        left_ms = min(map(self._hold_ms, prompts)) - self.safe_ms - release_ms
+        until_s = min(prompt.within_s(self.limits.hold_share) for prompt in prompts)
+        left_ms = 1e3 * (until_s - self.load.now_s) - self.safe_ms - release_ms
         stretch = max(min(self.times.model.resid_q, MOST_STRETCH), 1.0)
         return int((left_ms / stretch - self.now_fixed_ms) / self.token_ms)
-
-    def _hold_ms(self, prompt: Prompt) -> float:
-        """How long it may be held."""
-        unused_s = (1 - self.limits.hold_share) * (prompt.due_s - prompt.arrived_s)
-        return self.due_ms(prompt) - 1e3 * unused_s
 
 
 def _whole(step: _Step) -> Division | None:

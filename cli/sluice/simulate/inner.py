@@ -9,7 +9,7 @@ from .pod import SimulatedPod
 
 class InnerPod(SimulatedPod):
     """The worker's scheduler without a start-up profile. It fits its model after each of the first
-    steps, as `sluice_vllm.budget` does."""
+    steps, as `sluice_vllm.steering` does."""
 
     is_profiled = False
     _num_steps = 0
