@@ -223,7 +223,9 @@ class Demo:
         say("\n== what was seen")
         for check in results:
             say(f"   {'yes' if check.seen else 'NO '}  {check.claim}: {check.detail}")
-        say(f"\n   timeline: {out / self.name}.png and .json")
+        share = timeline.held_share(self.rows, ttft_ms, itl_ms)
+        say(f"\n   both P99s of the object held at {100 * share:.0f} % of {len(self.rows)} looks")
+        say(f"   timeline: {out / self.name}.png and .json")
         return all(check.seen for check in results)
 
     def invite(self) -> None:
@@ -272,7 +274,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="PHASE",
         help=f"as `sluice load` has them, {load.CAPACITY} and {HIGH} among them",
-        default=["warmup:closed:48:45", "capacity:closed:48:20", "low:open:0.5:30",
+        default=["warmup:closed:8:30", "capacity:closed:48:20", "low:open:0.5:45",
                  "high:open:1.3:120", "ebb:open:0.3:75"],
     )  # fmt: skip
     return parser
@@ -300,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         demo.install()
         demo.refuse_too_large()
         demo.apply()
+        demo.look(time.time())  # the cap may rise on the first completion
         demo.complete()
         demo.drive(args.phases)
         is_whole = demo.finish(args.out)

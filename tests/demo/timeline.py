@@ -137,6 +137,13 @@ def broken(
     return Check("the load broke a target", bool(over and causes), detail)
 
 
+def held_share(rows: Sequence[Row], ttft_ms: float, itl_ms: float) -> float:
+    """The share of looks at which both P99s of the object's window were within their targets."""
+    pairs = [(row.ttft_p99_ms, row.itl_p99_ms) for row in rows]
+    held = [t <= ttft_ms and i <= itl_ms for t, i in pairs if t is not None and i is not None]
+    return sum(held) / max(len(held), 1)
+
+
 def shared(phases: Sequence[Mapping[str, Any]]) -> Check:
     """The pod that came later served its part of the high load."""
     by_pod = next((dict(p["by_pod"]) for p in phases if p["phase"] == "high"), {})

@@ -378,9 +378,11 @@ def _before_interference(context: Context) -> int:
 
 def _farthest(context: Context) -> int:
     """The largest cap of one raise: at least double, and by a step model of the pods' own steps
-    under traffic a part of where that points. Gaps as a gate sees them give no such model."""
+    under traffic a part of where that points. Gaps as a gate sees them give no such model, and
+    steps of a throttled pod do not show what the quota costs a larger batch."""
     doubled, predicted = _doubled(context.seen.cap), context.predicted_cap
-    if predicted is None or context.has_fixed_chunk:
+    is_throttled = context.work.throttled_share > k.THROTTLED_ADDITIVE
+    if predicted is None or context.has_fixed_chunk or is_throttled:
         return doubled
     steps = min((sum(t.steps for t in pod.present) for pod in context.acked), default=0)
     return max(doubled, floor(k.SURE_PART * predicted)) if steps >= k.SURE_STEPS else doubled

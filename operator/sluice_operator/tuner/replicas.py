@@ -110,7 +110,9 @@ def _rate(demand: Demand) -> str:
 def _wanted(case: "ReplicasCase") -> int:
     """Replicas that are wanted now; the present ones unless something presses for more."""
     context, demand, replicas = case.context, case.demand, case.present
-    if case.feasible.holds is False and context.gaps_breached:
+    # With more pods each is throttled less.
+    is_throttled = case.feasible.reason == Reason.CPU_THROTTLED
+    if case.feasible.holds is False and context.gaps_breached and not is_throttled:
         return replicas
     is_late = context.late_in_queue is not None or context.verdict("endToEnd") == "Breach"
     is_late = is_late or case.feasible.reason == Reason.LONG_STEPS

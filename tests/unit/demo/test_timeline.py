@@ -63,6 +63,13 @@ def test_load_that_keeps_within_the_targets_has_broken_none() -> None:
     assert not timeline.broken(STORY, [within], TARGETS).seen
 
 
+def test_held_share_counts_looks_with_both_p99s_within_their_targets() -> None:
+    late, slow = replace(STORY[0], ttft_p99_ms=501), replace(STORY[0], itl_p99_ms=51)
+    unmeasured = replace(STORY[0], itl_p99_ms=None)
+    rows = [STORY[0], late, slow, STORY[1], unmeasured]
+    assert timeline.held_share(rows, 500, 50) == 0.5
+
+
 def test_broken_target_without_a_cause_is_not_told() -> None:
     silent = [replace(row, cause="-") for row in STORY]
     assert not timeline.broken(silent, PHASES, TARGETS).seen

@@ -106,9 +106,17 @@ def test_throttling_that_breaks_even_one_sequence_is_infeasible_and_named() -> N
     world = World(shape, replace(TARGETS, itl_ms=40), poisson([(120, 4)]), cap=8)
     loop = Loop(world, limits(max_replicas=3))
     loop.run(120)
-    assert loop.cap_changes == loop.replica_changes == []
+    assert loop.cap_changes == []
     assert loop.last.slo_feasible.holds is False
     assert loop.last.slo_feasible.reason == "CPUThrottled"
+
+
+def test_throttled_pods_become_as_many_as_the_arrivals_need() -> None:
+    shape = replace(SMALL_CPU, stall_ms=50, stall_chance=0.3)
+    world = World(shape, replace(TARGETS, itl_ms=40), poisson([(120, 4)]), cap=8)
+    loop = Loop(world, limits(max_replicas=3))
+    loop.run(120)
+    assert [to for _, to, _ in loop.replica_changes] == [2]
 
 
 def test_a_pod_that_is_always_throttled_somewhat_is_tuned_like_any_other() -> None:
