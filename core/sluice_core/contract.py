@@ -8,8 +8,7 @@ Decoding is strict: NaN, infinities, negative counts, wrong types and missing fi
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import force_setattr
+from msgspec import Meta, Struct
 
 from .bounded import Count, NonNegative, Positive, Seconds, Share
 from .latency import StepLaw
@@ -138,20 +137,13 @@ class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
 class Causes(Struct, frozen=True):
     """Misses of the first-token target, each booked once, to the largest part of its time.
 
-    `outside`: outside the engine, as tokenising, HTTP and a start under way. `cold`: its old name,
-    read for one version and never written.
+    `outside`: outside the engine, as tokenising, HTTP and a start under way.
     """
 
     cap: Count = 0
     kv: Count = 0
     prefill: Count = 0
     outside: Count = 0
-    cold: Count | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        if self.cold is not UNSET:
-            force_setattr(self, "outside", self.cold)
-            force_setattr(self, "cold", UNSET)
 
 
 class FirstTokens(Struct, frozen=True):

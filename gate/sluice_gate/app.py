@@ -8,7 +8,7 @@ from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.metrics import OwnCollector
 from sluice_frontend.http.clients import networks_of
 from sluice_frontend.http.guards import PROBE_PATHS, EdgeMiddleware, Inflight
-from sluice_frontend.process.app import add_probes, api_bearer, bare
+from sluice_frontend.process.app import api_bearer, application, probe_routes
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,8 +32,8 @@ class ApiApp:
     """Probes and metrics are answered here; all else is the engine's."""
 
     def __init__(self, gate: Gate) -> None:
-        self._own, self._proxy = bare(), gate.proxy
-        add_probes(self._own, gate.runtime, metrics_of(gate))
+        self._own = application(probe_routes(gate.runtime, metrics_of(gate)))
+        self._proxy = gate.proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._own if scope["path"] in OWN_PATHS else self._proxy

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from .cpu.build import (
     BUILT,
@@ -27,7 +26,7 @@ from .cpu.kernels import DTYPES, CppKernels
 from .cpu.library import Library
 from .cpu.panels import panel_int8_projection, panel_projection
 from .int8 import PlainByteRows, onednn_int8
-from .interface import Activation, Kernels, MakeProjection, Projection
+from .interface import Activation, Kernels, MakeProjection
 from .linear import can_pack, packed_projection, rounded_rows
 from .plain import PlainKernels
 
@@ -89,8 +88,9 @@ def _on_cpu(
     if library is None:
         if quantization is not None and not is_exact:
             raise CannotChoose(f"{quantization} needs a processor with VNNI, or the C++ kernels.")
-        make = _projection(quantization, packed_projection, onednn_int8(PlainByteRows()))
-        return plain(make, name, round_rows)
+        int8 = onednn_int8(PlainByteRows())
+        making = partial(_projection, quantization, packed_projection, int8)
+        return plain(making, name, round_rows)
     return _cpp(*library, dtype, quantization, is_exact, round_rows)
 
 
@@ -109,12 +109,13 @@ def _cpp(
     if is_own and (quantization is None or own_bytes):
         round_rows = int  # only oneDNN compiles a product for each number of rows
 
-    def making(activation: Activation | None) -> MakeProjection:
+    def making(activation: Activation | None, may_narrow: bool) -> MakeProjection:
         if is_own:
-            wide, narrow = panel_projection(built, activation), _int8(built, own_bytes, activation)
-            return _projection(quantization, wide, narrow)
-        narrow = _int8(built, not is_exact, None)
-        return built.gating(_projection(quantization, packed_projection, narrow), activation)
+            wide, int8 = panel_projection(built, activation), _int8(built, own_bytes, activation)
+            return _projection(quantization, wide, int8, may_narrow)
+        int8 = _int8(built, not is_exact, None)
+        make = _projection(quantization, packed_projection, int8, may_narrow)
+        return built.gating(make, activation)
 
     return CppKernels(built, making, f"cpp {target.name}", round_rows)
 
@@ -135,17 +136,10 @@ def _on_gpu(device: torch.device, group: int) -> Kernels:
 
 
 def _projection(
-    quantization: Quantization | None, wide: MakeProjection, narrow: MakeProjection
+    quantization: Quantization | None, wide: MakeProjection, int8: MakeProjection, may_narrow: bool
 ) -> MakeProjection:
-    """How linear layers are made on a CPU: by `narrow` if int8 is requested and allowed, else by
-    `wide`."""
-    if quantization is None:
-        return wide
-
-    def make(weight: Tensor, bias: Tensor | None, may_narrow: bool) -> Projection:
-        return (narrow if may_narrow else wide)(weight, bias, may_narrow)
-
-    return make
+    """Choose how a layer is made on a CPU: by `int8` if it is requested and allowed."""
+    return wide if quantization is None or not may_narrow else int8
 
 
 def _onednn_int8_is_exact(cpuinfo: str, dtype: torch.dtype) -> bool:

@@ -67,7 +67,7 @@ class Int8Linear:
 def onednn_int8(byte_rows: ByteRows) -> MakeProjection:
     """Makes int8 linear layers of oneDNN's products."""
 
-    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+    def make(weight: Tensor, bias: Tensor | None) -> Projection:
         steps, scales = to_int8(weight)
         return Int8Linear(
             torch.ops.onednn.qlinear_prepack(steps, None),

@@ -58,8 +58,8 @@ class GatedLinear:
         return self.gate(self.linear(rows), self.activation)
 
 
-MakeProjection = Callable[[Tensor, Tensor | None, bool], Projection]
-"""(weight, bias, narrow) -> the layer, as `Kernels.projection` says."""
+MakeProjection = Callable[[Tensor, Tensor | None], Projection]
+"""(weight, bias) -> the layer, as `Kernels.projection` says."""
 
 
 @runtime_checkable

@@ -44,12 +44,12 @@ class PackedLinear:
         return found
 
 
-def plain_projection(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
-    """`narrow` is left unused: nothing is quantised."""
+def plain_projection(weight: Tensor, bias: Tensor | None) -> Projection:
+    """Make a layer of torch's own product."""
     return PlainLinear(weight, bias)
 
 
-def packed_projection(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+def packed_projection(weight: Tensor, bias: Tensor | None) -> Projection:
     """Packed, so that `weight` can be freed; plain if oneDNN has no product for its dtype."""
     if not can_pack(weight.dtype):
         return PlainLinear(weight, bias)

@@ -53,14 +53,14 @@ class PlainKernels:
 
     max_gather_bytes: int
     max_scores_bytes: int
-    make_projection: MakeProjection = plain_projection
+    making: Callable[[bool], MakeProjection] = lambda narrow: plain_projection
     name: str = "torch"
     round_rows: Callable[[int], int] = int
 
     def projection(
         self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
     ) -> Projection:
-        linear = self.make_projection(weight, bias, narrow)
+        linear = self.making(narrow)(weight, bias)
         return linear if activation is None else GatedLinear(linear, activation, gate)
 
     def plan(

@@ -13,7 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from research.compiled.pod import quickest
 from sluice.measure.targets import read_targets
 from sluice.simulate.params import Params
 from sluice.simulate.pod import SimulatedPod
@@ -37,7 +36,7 @@ class Load:
     service: dict[str, Any]
     targets: str
     trace: Trace
-    pods: type[SimulatedPod] | None = None
+    pods: type[SimulatedPod] = SimulatedPod
 
 
 def poisson(
@@ -85,8 +84,8 @@ def between(prompt: tuple[int, int], output: tuple[int, int]) -> Lengths:
 class SlowForTwoMinutes(SimulatedPod):
     """Steps take 3.5 times as long from the 200th second on."""
 
-    def _prepare(self, start_s: float) -> None:
-        super()._prepare(start_s)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         usual = self.noise.factor
         self.noise.factor = lambda now_s: usual(now_s) * (3.5 if 200 <= now_s < 320 else 1)  # type: ignore[method-assign]
 
@@ -129,9 +128,7 @@ def run(load: Load, seed: int) -> dict[str, Any]:
     """One world to its end: its score, and each change of the cap and the replicas."""
     params = Params(**load.service)
     trace, targets = load.trace(Random(seed)), read_targets(load.targets)
-    world = World(
-        params, targets, trace, Tuner(params.limits()), seed, load.pods or quickest(params, trace)
-    )
+    world = World(params, targets, trace, Tuner(params.limits()), seed, load.pods)
     world.run()
     scored = score(world)
     told = ("good_share", "smooth_share", "gpu_seconds_per_1k_tokens", "p99_ttft_ms")

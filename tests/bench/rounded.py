@@ -32,7 +32,7 @@ def measure(dtype: str, is_rounded: bool, largest: int) -> dict[str, float | Non
 
     sizes = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
     layers = [
-        packed_projection(torch.randn(size, dtype=getattr(torch, dtype)), None, False)
+        packed_projection(torch.randn(size, dtype=getattr(torch, dtype)), None)
         for _ in range(LAYERS)
         for size in sizes
     ]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
-from research.compiled.pod import quickest
 from research.policies import Aimd, Replay
 from sluice.simulate import runs
 from sluice.simulate.params import Params
@@ -73,8 +72,7 @@ class Case:
 
     def _run(self, name: str, policy: Policy, params: Params | None = None) -> World:
         params = params or self.params
-        pod_type = quickest(params, self.trace)
-        world = World(params, self.targets, self.trace, policy, self.seed, pod_type)
+        world = World(params, self.targets, self.trace, policy, self.seed)
         world.run(partial(self._watch, name) if self._watch else None)
         return world
 

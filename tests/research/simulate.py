@@ -1,4 +1,4 @@
-"""`sluice simulate` with every policy, on the compiled pod where that does.
+"""`sluice simulate` with every policy.
 
     PYTHONPATH=tests .venv/bin/python -m research.simulate --trace F.jsonl --params P.json
 

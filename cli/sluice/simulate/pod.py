@@ -75,9 +75,6 @@ class SimulatedPod:
     is_profiled: ClassVar[bool] = True
     keeps_gaps: ClassVar[bool] = True
 
-    _recording: type[Recording] = Recording
-    num_refused = 0
-
     def __init__(
         self,
         name: str,
@@ -96,16 +93,11 @@ class SimulatedPod:
         self.times = profile(params, self.profiled) if self.is_profiled else StepTimes()
         self.law = Law(self.times)
         self.terminating = False
-        self._recorder = self._recording(name, start_s, start_s)
-        self._recorder.ticks.start(epoch, cap, slo)
-        self._recorder.engine.step_model = self.times.model
-        num_blocks = params.kv_tokens // params.block_size
-        self._recorder.engine.memory = MemoryReport({}, {}, num_blocks * params.block_size)
-        self._prepare(start_s)
-
-    def _prepare(self, start_s: float) -> None:
-        params = self.params
+        self.recorder = Recording(name, start_s, start_s)
+        self.recorder.ticks.start(epoch, cap, slo)
+        self.recorder.engine.step_model = self.times.model
         num_blocks, caching = params.kv_tokens // params.block_size, params.prefix_caching
+        self.recorder.engine.memory = MemoryReport({}, {}, num_blocks * params.block_size)
         self.pool = BlockPool(num_blocks, params.block_size, prefix_caching=caching)
         self.scheduler = Scheduler(
             self.pool, self._limits(), max_model_len=params.kv_tokens, vocab_size=2 * FIRST_SHARED
@@ -115,7 +107,7 @@ class SimulatedPod:
         self.inbox: list[Sequence] = []
         self.open: dict[str, RequestTimer] = {}
         self.done: list[RequestTimer] = []
-        self._num_let_in = 0
+        self._num_let_in = self.num_refused = 0
         self._shared: dict[str | int, int] = {}  # name of a prefix -> the token that fills it
 
     def _limits(self) -> EngineLimits:
@@ -137,13 +129,9 @@ class SimulatedPod:
         return self.scheduler.counters.num_preemptions
 
     @property
-    def recorder(self) -> Recording:
-        return self._recorder
-
-    @property
     def totals(self) -> Totals:
         """Sums over all closed ticks."""
-        return self._recorder.totals
+        return self.recorder.totals
 
     def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
         """Requests that ended, in that order, and those that are still open."""

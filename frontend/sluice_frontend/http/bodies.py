@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from fastapi import Request
 from sluice_core.errors import SluiceError, TooManyOpen
+from starlette.requests import Request
 
 from ..config import ServerConfig
 from .guards import read_body

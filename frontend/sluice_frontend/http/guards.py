@@ -8,13 +8,13 @@ import re
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-from fastapi import FastAPI, Request
 from sluice_core.bounded import count as count_of
 from sluice_core.errors import (
     BodyTooLarge,
@@ -28,7 +28,7 @@ from sluice_core.errors import (
 )
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -331,30 +331,37 @@ class LingeringReply(ReadReply):
                         return
 
 
-def install_errors(app: FastAPI) -> None:
-    """Every error of a route becomes an OpenAI error body."""
+async def _typed(request: Request, error: SluiceError) -> Response:
+    return error_reply(error)
 
-    @app.exception_handler(SluiceError)
-    async def typed(request: Request, error: SluiceError) -> Response:
-        return error_reply(error)
 
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody reads it
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
 
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        kinds = {404: "NotFoundError", 405: "MethodNotAllowedError"}
-        body = ErrorInfo(
-            message=f"{request.method} {request.url.path[:256]}: {error.detail}",
-            type=kinds.get(error.status_code, "BadRequestError"),
-            param=None,
-            code=error.status_code,
-            reason="no_such_route",
-        )
-        headers = dict(error.headers or {})
-        return Response(encode(ErrorReply(body)), error.status_code, headers, JSON)
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return error_reply(SluiceError("an internal error occurred; the server's log names it"))
+async def _no_route(request: Request, error: HTTPException) -> Response:
+    kinds = {404: "NotFoundError", 405: "MethodNotAllowedError"}
+    body = ErrorInfo(
+        message=f"{request.method} {request.url.path[:256]}: {error.detail}",
+        type=kinds.get(error.status_code, "BadRequestError"),
+        param=None,
+        code=error.status_code,
+        reason="no_such_route",
+    )
+    headers = dict(error.headers or {})
+    return Response(encode(ErrorReply(body)), error.status_code, headers, JSON)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return error_reply(SluiceError("an internal error occurred; the server's log names it"))
+
+
+ERROR_HANDLERS: dict[
+    int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]
+] = {
+    SluiceError: _typed,
+    ClientDisconnect: _gone,
+    HTTPException: _no_route,
+    Exception: _unexpected,
+}
+"""Every error of a route becomes an OpenAI error body."""

@@ -1,36 +1,42 @@
 """The applications of a server's ports, but for its own routes."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import version
+from typing import NamedTuple
 
-from fastapi import FastAPI
-from fastapi.telemetry import TelemetryConfig
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..config import ServerConfig
 from ..evidence.health import Verdict
 from ..evidence.metrics import CONTENT_TYPE
-from ..http.guards import Bearer, EdgeMiddleware, Inflight, answer, install_errors
+from ..http.guards import ERROR_HANDLERS, Bearer, EdgeMiddleware, Inflight, answer
 from ..openai import response_types
-from ..serving.admin import OPEN_PATHS, add_admin_routes
+from ..serving.admin import OPEN_PATHS, AdminPort
 from ..serving.backend import Backend
 from ..serving.runtime import Runtime
 
-# FastAPI traces every chunk of a stream by default; here the evidence measures.
-NO_TELEMETRY: TelemetryConfig = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-}
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def bare() -> FastAPI:
-    """An application without routes, whose errors have OpenAI's shape."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
-    install_errors(app)
-    return app
+class Served(NamedTuple):
+    """A route and who answers it."""
+
+    method: str
+    path: str
+    handler: Handler
+
+
+def application(routes: Iterable[Served]) -> Starlette:
+    """Make an application of `routes`, whose errors have OpenAI's shape."""
+    made = []
+    for method, path, handler in routes:
+        made.append(Route(path, handler, methods=[method]))
+        made[-1].methods = {method}  # without the HEAD that Starlette adds to a GET
+    return Starlette(routes=made, exception_handlers=ERROR_HANDLERS)
 
 
 def api_bearer(config: ServerConfig) -> Bearer | None:
@@ -39,58 +45,61 @@ def api_bearer(config: ServerConfig) -> Bearer | None:
     return Bearer([key.text]) if key else Bearer.of(config.api_key_file)
 
 
-def add_health(
-    app: FastAPI,
+def health_routes(
     liveness: Callable[[], Verdict],
     health: Callable[[], Verdict],
     readiness: Callable[[], Verdict],
-) -> None:
+) -> list[Served]:
     """The probes and the version, which need no engine. `health`: as in vLLM, whose charts use it
     for readiness."""
 
-    def told(verdict: Verdict) -> Response:
+    def report(verdict: Verdict) -> Response:
         body = response_types.Health("ok" if verdict.ok else "failed", verdict.reason)
         return answer(body, 200 if verdict.ok else 503)
 
-    @app.get("/healthz")
-    async def healthz() -> Response:
-        return told(liveness())
+    async def healthz(request: Request) -> Response:
+        return report(liveness())
 
-    @app.get("/health")
-    async def up() -> Response:
-        return told(health())
+    async def up(request: Request) -> Response:
+        return report(health())
 
-    @app.get("/readyz")
-    async def readyz() -> Response:
+    async def readyz(request: Request) -> Response:
         verdict = readiness()
         body = response_types.Readiness(
             "ready" if verdict.ok else "not ready", verdict.reason, verdict.phase, verdict.percent
         )
         return answer(body, 200 if verdict.ok else 503)
 
-    @app.get("/version")
-    async def show_version() -> Response:
+    async def show_version(request: Request) -> Response:
         return answer(response_types.Version(version("sluice")))
 
+    handlers = (("/healthz", healthz), ("/health", up), ("/readyz", readyz))
+    return [Served("GET", path, each) for path, each in (*handlers, ("/version", show_version))]
 
-def add_probes(app: FastAPI, runtime: Runtime[Backend], metrics: Callable[[], bytes]) -> None:
+
+def probe_routes(runtime: Runtime[Backend], metrics: Callable[[], bytes]) -> list[Served]:
     """Health, version and metrics: on both ports. `metrics`: the text of a scrape."""
-    add_health(app, runtime.liveness, runtime.health, runtime.readiness)
 
-    @app.get("/metrics")
-    async def scrape() -> Response:
+    async def scrape(request: Request) -> Response:
         return Response(metrics(), media_type=CONTENT_TYPE)
+
+    probes = health_routes(runtime.liveness, runtime.health, runtime.readiness)
+    return [*probes, Served("GET", "/metrics", scrape)]
 
 
 def admin_app(
     runtime: Runtime[Backend], check_room: Callable[[int, int], None], metrics: Callable[[], bytes]
 ) -> ASGIApp:
     """The application that the operator and Prometheus speak to."""
-    app = bare()
-    add_probes(app, runtime, metrics)
-    add_admin_routes(app, runtime)
+    port = AdminPort(runtime)
+    own = (
+        Served("GET", "/v1/runtime_config", port.runtime_config),
+        Served("PATCH", "/v1/runtime_config", port.patch),
+        Served("GET", "/v1/evidence", port.evidence),
+        Served("GET", "/v1/integrity", port.integrity),
+    )
     return EdgeMiddleware(
-        app,
+        application((*probe_routes(runtime, metrics), *own)),
         bearer=Bearer.of(runtime.config.admin_token_file),
         open_paths=OPEN_PATHS,
         is_bounded=lambda method, path: False,

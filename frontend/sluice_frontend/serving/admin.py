@@ -1,9 +1,9 @@
 """The admin port, by which the operator reads and changes a worker."""
 
-from fastapi import FastAPI, Request
 from sluice_core.bounded import count
 from sluice_core.contract import RuntimePatch
 from sluice_core.errors import RequestError
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ..http.guards import PROBE_PATHS, answer, read_body
@@ -16,27 +16,31 @@ OPEN_PATHS = ("/metrics", *PROBE_PATHS)
 MAX_PATCH_BYTES = 64 << 10
 
 
-def add_admin_routes(app: FastAPI, runtime: Runtime[Backend]) -> None:
+class AdminPort:
+    """The handlers of the admin port's own routes."""
 
-    @app.get("/v1/runtime_config")
-    async def runtime_config() -> Response:
-        return answer(runtime.runtime_config())
+    def __init__(self, runtime: Runtime[Backend]) -> None:
+        self._runtime = runtime
 
-    @app.patch("/v1/runtime_config")
-    async def patch(request: Request) -> Response:
-        timeout_s = runtime.config.receive_timeout
+    async def runtime_config(self, request: Request) -> Response:
+        """Show the limits in force."""
+        return answer(self._runtime.runtime_config())
+
+    async def patch(self, request: Request) -> Response:
+        """Change limits and show them."""
+        timeout_s = self._runtime.config.receive_timeout
         body = await read_body(request, MAX_PATCH_BYTES, timeout_s)
         change = convert(parse_object(body), RuntimePatch)
-        return answer(runtime.patch(change))
+        return answer(self._runtime.patch(change))
 
-    @app.get("/v1/evidence")
-    async def evidence(request: Request) -> Response:
+    async def evidence(self, request: Request) -> Response:
+        """Show the closed ticks behind the one that `after` names."""
         after = request.query_params.get("after", "0")
         if (seq := count(after)) is None:
             raise RequestError("after must be a whole number from 0 on", param="after")
-        return answer(runtime.evidence(seq))
+        return answer(self._runtime.evidence(seq))
 
-    @app.get("/v1/integrity")
-    async def integrity() -> Response:
-        problem = await runtime.backend.check_integrity()
+    async def integrity(self, request: Request) -> Response:
+        """Check the engine's books."""
+        problem = await self._runtime.backend.check_integrity()
         return answer({"problem": problem}, 500 if problem else 200)

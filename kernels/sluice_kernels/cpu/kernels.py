@@ -33,18 +33,18 @@ class CppKernels:
     """For float32 and bfloat16. All tensors are contiguous and on the CPU."""
 
     library: Library
-    making: Callable[[Activation | None], MakeProjection]
+    making: Callable[[Activation | None, bool], MakeProjection]
     name: str
     round_rows: Callable[[int], int] = int
 
     def projection(
         self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
     ) -> Projection:
-        return self.making(activation)(weight, bias, narrow)
+        return self.making(activation, narrow)(weight, bias)
 
     def shared_projection(self, weight: Tensor) -> Projection:
         if weight.shape[1] % 2:
-            return plain_projection(weight, None, False)
+            return plain_projection(weight, None)
         return SharedLinear(weight, self.library)
 
     def plan(self, spans: Spans, cache: Tensor, windows: tuple[int | None, ...]) -> Spans:

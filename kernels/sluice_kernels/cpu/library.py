@@ -58,7 +58,7 @@ class Library:
 
     def gating(self, make: MakeProjection, activation: Activation | None) -> MakeProjection:
         """`make`, of layers that are `gated`."""
-        return lambda weight, bias, narrow: self.gated(make(weight, bias, narrow), activation)
+        return lambda weight, bias: self.gated(make(weight, bias), activation)
 
     # Kernels of one row each, which int8 products need too
 

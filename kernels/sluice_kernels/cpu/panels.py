@@ -56,9 +56,9 @@ def panel_projection(library: Library, activation: Activation | None = None) -> 
     """Makes linear layers of the library's own products, for bfloat16. With `activation` they are
     gated, as in `Kernels.projection`."""
 
-    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+    def make(weight: Tensor, bias: Tensor | None) -> Projection:
         if weight.shape[1] % 2:
-            return library.gated(packed_projection(weight, bias, narrow), activation)
+            return library.gated(packed_projection(weight, bias), activation)
         return _made(library, activation, weight, (None, None, bias))
 
     return make
@@ -68,9 +68,9 @@ def panel_int8_projection(library: Library, activation: Activation | None = None
     """Makes int8 linear layers of the library's own products, gated as above. If a row is no whole
     number of words, the layer stays wide."""
 
-    def make(weight: Tensor, bias: Tensor | None, narrow: bool) -> Projection:
+    def make(weight: Tensor, bias: Tensor | None) -> Projection:
         if weight.shape[1] % 4:
-            return library.gated(packed_projection(weight, bias, narrow), activation)
+            return library.gated(packed_projection(weight, bias), activation)
         steps, scales = to_int8(weight)
         shifts = ZERO * steps.sum(dim=1, dtype=torch.float32)
         return _made(library, activation, steps, (scales, shifts, bias))

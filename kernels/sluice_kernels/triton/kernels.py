@@ -39,7 +39,7 @@ class TritonKernels:
     def projection(
         self, weight: Tensor, bias: Tensor | None, activation: Activation | None, *, narrow: bool
     ) -> Projection:
-        linear = plain_projection(weight, bias, narrow)
+        linear = plain_projection(weight, bias)
         return linear if activation is None else GatedLinear(linear, activation, gated)
 
     def round_rows(self, num_rows: int) -> int:

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import kopf
+from sluice_core.address import in_url
 
 from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
-from ..cluster.address import in_url
 from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from ..cluster.observed import Object

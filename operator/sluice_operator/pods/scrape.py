@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+from sluice_core.address import in_url
 from sluice_core.contract import (
     TICK_RING,
     Evidence,
@@ -25,7 +26,6 @@ from sluice_core.contract import (
 from sluice_core.words import clean
 
 from ..children.pod import ADMIN_PORT
-from ..cluster.address import in_url
 from ..metrics import Metrics
 from ..tuner.constants import BURST_MEMORY_S
 from ..tuner.evidence import clock_shift

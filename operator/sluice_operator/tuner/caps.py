@@ -44,18 +44,6 @@ class CapCase(Case):
         return _queue_for_more(self.context)
 
 
-def cap_move(case: CapCase) -> Move:
-    """The next cap: what the first rule says, as a batch that the engine has a captured graph for.
-    A raise to none is no raise."""
-    move, cap = first(CAP_RULES, case), case.present
-    to = case.context.seen.limits.captured(move.to)
-    if move.to > cap:
-        to = max(cap, to)
-    if move.to == cap or to == move.to or move.reason == Reason.WITHIN_LIMITS:
-        return move
-    return Move(to, move.reason, f"{move.message}; {to} has a captured graph")
-
-
 def within_limits(case: CapCase) -> Move | None:
     """Moves a cap that is outside its limits back, which needs no evidence."""
     limits = case.context.seen.limits

@@ -8,7 +8,7 @@ from sluice_core.contract import Tick
 
 from ..reasons import Reason
 from .capacity import next_budget, proposed_chunk, read_load, remember_load
-from .caps import CapCase, bound_to_end, cap_move, raise_bound, remember_breach
+from .caps import CAP_RULES, CapCase, bound_to_end, raise_bound, remember_breach
 from .conditions import (
     feasible,
     limited_by,
@@ -55,7 +55,7 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     load = read_load(context, demand, can_hold)
     to_end = bound_to_end(context, bound, load.enough)
     conditions = metrics, can_hold
-    cap = cap_move(CapCase(context, observation.cap, *conditions, to_end, load))
+    cap = first(CAP_RULES, CapCase(context, observation.cap, *conditions, to_end, load))
     case = ReplicasCase(context, observation.replicas, *conditions, bound, demand, cap)
     replicas = first(REPLICAS_RULES, case)
     past = wishing(case, replicas)

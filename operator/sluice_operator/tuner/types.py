@@ -70,8 +70,7 @@ class ChunkLimits:
 class CapLimits:
     """The limits of the tuner. `replicas_external`: somebody else writes `spec.replicas`.
 
-    `sizes`: the batches that the engine has captured graphs for, ascending; a cap is one of them,
-    or none if empty. `chunk`: None if the token budget of a step is not ours to set.
+    `chunk`: None if the token budget of a step is not ours to set.
     """
 
     ceiling: int
@@ -82,17 +81,11 @@ class CapLimits:
     scale_up_window_s: float = 0.0
     scale_down_window_s: float = 300.0
     ceiling_by: Literal["VRAM", "User"] = "VRAM"
-    sizes: tuple[int, ...] = ()
     chunk: ChunkLimits | None = None
 
     def bound_cap(self, cap: int) -> int:
         """`cap` within the minimum (or the ceiling, if that is less) and the ceiling."""
         return min(max(cap, min(self.min_num_seqs, self.ceiling)), self.ceiling)
-
-    def captured(self, cap: int) -> int:
-        """`cap`, or the largest captured size below it that the minimum allows."""
-        below = [size for size in self.sizes if self.min_num_seqs <= size <= cap]
-        return below[-1] if below else cap
 
     def bound_replicas(self, replicas: int) -> int:
         """`replicas` within the bounds of the spec."""

@@ -48,7 +48,7 @@ def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         if shutil.which(COMPILER):
             raise
         pytest.skip(str(error))
-    return CppKernels(library, lambda _: plain_projection, target.name)
+    return CppKernels(library, lambda *_: plain_projection, target.name)
 
 
 @dataclass(frozen=True)
@@ -295,8 +295,8 @@ def test_products_with_panels_equal_the_reference(
     rows, weight = (torch.randn(n, width).bfloat16() for n in (num_rows, outputs))
     bias = torch.randn(outputs).bfloat16() if has_bias else None
     with threads(num_threads):
-        found = panel_projection(cpp.library)(weight, bias, False)(rows)
-    expected = plain_projection(weight.float(), None if bias is None else bias.float(), False)
+        found = panel_projection(cpp.library)(weight, bias)(rows)
+    expected = plain_projection(weight.float(), None if bias is None else bias.float())
     torch.testing.assert_close(found.float(), expected(rows.float()), atol=5e-2, rtol=1e-2)
 
 
@@ -313,7 +313,7 @@ def test_int8_products_with_panels_equal_those_of_what_was_rounded(
 ) -> None:
     rows = torch.randn(num_rows, width).to(dtype)
     weight, bias = torch.randn(outputs, width), torch.randn(outputs) if has_bias else None
-    found = panel_int8_projection(cpp.library)(weight, bias, True)(rows)
+    found = panel_int8_projection(cpp.library)(weight, bias)(rows)
     (steps, scales), (narrow, sizes) = to_int8(weight), cpp.library.to_bytes(rows)
     expected = (narrow.double() - ZERO) @ steps.double().T * sizes[:, None] * scales
     expected = expected if bias is None else expected + bias
@@ -344,8 +344,8 @@ def test_gated_products_equal_products_that_are_gated(
     weight = (torch.randn(2 * outputs, width) / width**0.5).bfloat16()
     bias = torch.randn(2 * outputs).bfloat16() if has_bias else None
     make = panel_int8_projection if narrow else panel_projection
-    found = make(cpp.library, activation)(weight, bias, narrow)(rows)
-    expected = gate(make(cpp.library)(weight, bias, narrow)(rows).float(), activation)
+    found = make(cpp.library, activation)(weight, bias)(rows)
+    expected = gate(make(cpp.library)(weight, bias)(rows).float(), activation)
     assert found.shape == (num_rows, outputs)
     torch.testing.assert_close(found.float(), expected, atol=5e-2, rtol=2e-2)
 
@@ -354,7 +354,7 @@ def test_callers_at_once_with_more_threads_than_processors_get_what_one_gets(
     cpp: CppKernels,
 ) -> None:
     weight = torch.randn(700, 64).bfloat16()
-    layer = panel_projection(cpp.library)(weight, None, False)
+    layer = panel_projection(cpp.library)(weight, None)
     inputs = [torch.randn(count, 64).bfloat16() for count in range(1, 60)]
     expected = [layer(rows) for rows in inputs]
 
@@ -379,12 +379,12 @@ def layer_parts(cpp: CppKernels, heads: Heads, width: int, narrow: bool, number:
     qkv = query + 2 * heads.num_kv_heads * heads.head_dim
     return LayerParts(
         norm=(torch.rand(width) + 0.5, 1e-6),
-        qkv=plain(weight(qkv, width), torch.randn(qkv).bfloat16(), narrow),
+        qkv=plain(weight(qkv, width), torch.randn(qkv).bfloat16()),
         heads=heads,
-        output=plain(weight(width, query), None, narrow),
+        output=plain(weight(width, query), None),
         mlp_norm=(torch.rand(width) + 0.5, 1e-5),
-        gate_up=gated(weight(2 * 36, width), None, narrow),
-        down=plain(weight(width, 36), torch.randn(width).bfloat16(), narrow),
+        gate_up=gated(weight(2 * 36, width), None),
+        down=plain(weight(width, 36), torch.randn(width).bfloat16()),
         is_sliding=number % 2 == 1,
     )
 
@@ -442,7 +442,7 @@ def test_layers_of_other_products_are_not_run_in_a_row(cpp: CppKernels) -> None:
 def test_a_width_that_fills_no_words_stays_wide(cpp: CppKernels) -> None:
     rows, weight = torch.randn(3, 7).bfloat16(), torch.randn(5, 7).bfloat16()
     for make in (panel_projection(cpp.library), panel_int8_projection(cpp.library)):
-        found = make(weight, None, True)(rows).float()
+        found = make(weight, None)(rows).float()
         torch.testing.assert_close(found, rows.float() @ weight.float().T, atol=0.2, rtol=0.05)
 
 

@@ -5,13 +5,12 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from fastapi import FastAPI
 from sluice_core.errors import NotReady
 from sluice_core.model.files import Directory
 from sluice_core.model.stored import read_config
 from sluice_frontend.evidence.health import Verdict
-from sluice_frontend.process.app import add_health, bare
-from starlette.types import ASGIApp
+from sluice_frontend.process.app import application, health_routes
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..base.config import HubConfig, WorkerConfig
 from ..execution.models.config import DecoderConfig
@@ -20,7 +19,6 @@ from ..hub.download import download
 from ..hub.progress import DownloadProgress
 
 RETRY_AFTER_S = 30
-METHODS = ["GET", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"]
 
 
 class Arrival:
@@ -65,14 +63,13 @@ class Arrival:
 
     def app(self) -> ASGIApp:
         """The answers of a port: health, and 503 to everything else."""
-        app: FastAPI = bare()
         not_yet = partial(self._verdict, False)
-        add_health(app, partial(self._verdict, True), not_yet, not_yet)
 
-        @app.api_route("/{path:path}", methods=METHODS)
-        async def refuse(path: str) -> None:
+        async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
             raise NotReady(f"the model is on its way: {self._reason}", retry_after_s=RETRY_AFTER_S)
 
+        app = application(health_routes(partial(self._verdict, True), not_yet, not_yet))
+        app.router.redirect_slashes, app.router.default = False, refuse
         return app
 
 

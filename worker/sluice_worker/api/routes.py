@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request
 from sluice_frontend.http.clients import CLIENT, SALT
 from sluice_frontend.http.guards import ASKED_ID, JSON, PROBE_PATHS, answer
 from sluice_frontend.openai import response_types
@@ -17,6 +16,8 @@ from sluice_frontend.openai.protocol import (
 )
 from sluice_frontend.openai.sampling_params import Defaults
 from sluice_frontend.openai.sse import encode
+from sluice_frontend.process.app import Served
+from starlette.requests import Request
 from starlette.responses import Response
 
 from .formats import ChatFormat, CompletionFormat, Format, GenerateFormat
@@ -25,17 +26,15 @@ from .openapi import document
 from .operations import OPERATIONS
 from .service import Service
 from .stream import EventStream, WholeReply
-from .tokens import add_token_routes
+from .tokens import TokenRoutes
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
-    """All routes of the API port."""
+def own_routes(service: Service) -> list[Served]:
+    """Make all routes of the API port but its probes."""
 
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await _generated(request, service, parse_completion, CompletionFormat)
 
-    @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         async with service.bodies.read(request, service.admission.refuse_body) as body:
             arrival_s = time.monotonic()
@@ -44,25 +43,23 @@ def add_routes(app: FastAPI, service: Service) -> None:
                 generation = await service.open(asked, arrival_s, "chatcmpl")
         return _reply(generation, service, ChatFormat)
 
-    @app.post("/generate")
     async def generate(request: Request) -> Response:
         return await _generated(request, service, parse_generate, GenerateFormat)
 
-    @app.post("/generate_stream")
     async def generate_stream(request: Request) -> Response:
         return await _generated(request, service, parse_generate_stream, GenerateFormat)
 
-    add_token_routes(app, service)
-    _add_models(app, service)
-
-    has_keys = service.config.server.has_api_keys
-    page = encode(
-        document(OPERATIONS, version=version("sluice"), has_keys=has_keys, open_paths=PROBE_PATHS)
-    )
-
-    @app.get("/openapi.json")
-    async def openapi() -> Response:
-        return Response(page, media_type=JSON)
+    tokens = TokenRoutes(service)
+    return [
+        Served("POST", "/v1/completions", completions),
+        Served("POST", "/v1/chat/completions", chat),
+        Served("POST", "/generate", generate),
+        Served("POST", "/generate_stream", generate_stream),
+        Served("POST", "/tokenize", tokens.tokenize),
+        Served("POST", "/detokenize", tokens.detokenize),
+        *_model_routes(service),
+        _document_route(service.config.server.has_api_keys),
+    ]
 
 
 async def _generated(
@@ -102,7 +99,7 @@ def _reply(generation: Generation, service: Service, kind: type[Format]) -> Resp
     return WholeReply(form, service.answers)
 
 
-def _add_models(app: FastAPI, service: Service) -> None:
+def _model_routes(service: Service) -> list[Served]:
     def card() -> response_types.ModelCard:
         return response_types.ModelCard(
             id=service.config.model_name,
@@ -111,17 +108,31 @@ def _add_models(app: FastAPI, service: Service) -> None:
             max_model_len=ready.max_model_len if (ready := service.client.ready) else 0,
         )
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         return answer(response_types.ModelList([card()]))
 
-    @app.get("/v1/models/{model:path}")
-    async def model(model: str) -> Response:
-        if not model:  # /v1/models/
-            return await models()
-        service.admission.check_model(model)
+    async def model(request: Request) -> Response:
+        if not (name := request.path_params["model"]):  # /v1/models/
+            return await models(request)
+        service.admission.check_model(name)
         return answer(card())
 
-    @app.get("/load")
-    async def load() -> Response:
+    async def load(request: Request) -> Response:
         return answer(response_types.Load(service.client.num_open))
+
+    return [
+        Served("GET", "/v1/models", models),
+        Served("GET", "/v1/models/{model:path}", model),
+        Served("GET", "/load", load),
+    ]
+
+
+def _document_route(has_keys: bool) -> Served:
+    page = encode(
+        document(OPERATIONS, version=version("sluice"), has_keys=has_keys, open_paths=PROBE_PATHS)
+    )
+
+    async def openapi(request: Request) -> Response:
+        return Response(page, media_type=JSON)
+
+    return Served("GET", "/openapi.json", openapi)

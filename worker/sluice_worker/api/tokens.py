@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from fastapi import FastAPI, Request
 from sluice_core.errors import RequestError
 from sluice_frontend.http.clients import CLIENT
 from sluice_frontend.http.guards import JSON, Inflight, ReadReply
@@ -11,6 +10,7 @@ from sluice_frontend.openai import response_types
 from sluice_frontend.openai.sse import encode
 from sluice_frontend.openai.tokenize import Tokenize
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -31,17 +31,19 @@ Handler = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
 """(request, service) -> approximate bytes of the answer, and a function that writes it."""
 
 
-def add_token_routes(app: FastAPI, service: Service) -> None:
+class TokenRoutes:
     """Both routes, for a limited number at once: the queue does not bound their memory."""
-    open_ones = Inflight()
 
-    @app.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        return _InTurn(request, service, open_ones, _tokenize)
+    def __init__(self, service: Service) -> None:
+        self._service, self._open_ones = service, Inflight()
 
-    @app.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        return _InTurn(request, service, open_ones, _detokenize)
+    async def tokenize(self, request: Request) -> Response:
+        """Answer POST /tokenize."""
+        return _InTurn(request, self._service, self._open_ones, _tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer POST /detokenize."""
+        return _InTurn(request, self._service, self._open_ones, _detokenize)
 
 
 class _InTurn(Response):

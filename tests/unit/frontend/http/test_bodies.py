@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
-from fastapi import Request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.errors import BodyTooLarge, TooManyOpen
@@ -24,6 +23,7 @@ from sluice_frontend.http.bodies import (
     Room,
     too_many,
 )
+from starlette.requests import Request
 from starlette.types import Message
 
 MEMORY_BYTES = 16 * LARGE_BYTES

@@ -209,17 +209,6 @@ def test_a_budget_is_only_proposed_where_pods_may_not_roll_or_it_is_hardly_bette
     assert decided(met_prompts(), MODEL, limits=rolled, past=settled)[0].chunk_budget is not None
 
 
-@pytest.mark.parametrize(
-    ("cap", "itl", "to"),
-    [(8, gaps(1000, 0), 16), (16, gaps(1000, 500), 8), (8, gaps(1000, 500), 4)],
-)
-def test_caps_are_among_the_captured_sizes(cap: int, itl: TokenGaps, to: int) -> None:
-    limits = replace(LIMITS, sizes=(1, 2, 4, 8, 16, 24))
-    ticks = [tick(seq, itl=itl, max_num_seqs=cap, max_running=cap) for seq in range(1, 31)]
-    decision = decide(Past(), observation(pod("a", ticks), limits=limits, cap=cap))[1]
-    assert decision.cap == to
-
-
 token_ms = st.just(0.0) | st.floats(1e-6, 10)
 laws = st.builds(StepLaw, st.floats(0.1, 100), st.floats(0, 100), st.just(0.0), token_ms)
 loads = st.floats(0, 1e6)

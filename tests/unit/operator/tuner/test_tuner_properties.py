@@ -120,7 +120,6 @@ def test_any_evidence_gives_a_bounded_finite_explained_decision(data: st.DataObj
         data.draw(st.booleans()),
         0.0,
         data.draw(st.sampled_from([0.0, 30.0])),
-        sizes=data.draw(st.sampled_from([(), (1, 2, 4, 8, 16, 24, 32)])),
         chunk=data.draw(st.none() | st.builds(ChunkLimits, may_roll=st.booleans())),
     )
     past, replicas, epoch = Past(), 2, 1

@@ -4,17 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.guards import PROBE_PATHS
 from sluice_frontend.openai.chat import CHAT_NEUTRAL
 from sluice_frontend.openai.protocol import NEUTRAL
-from sluice_frontend.process.app import add_probes
-from sluice_worker.api import routes
+from sluice_frontend.process.app import probe_routes
 from sluice_worker.api.openapi import document
 from sluice_worker.api.operations import OPERATIONS
+from sluice_worker.api.routes import own_routes
 from sluice_worker.api.service import Service
 from sluice_worker.base.config import EngineConfig, WorkerConfig
 from unit.worker.api.tiny import write_checkpoint
@@ -24,16 +22,9 @@ LOCKED = document(OPERATIONS, version="1", has_keys=True, open_paths=PROBE_PATHS
 
 def test_the_document_shows_all_routes_and_no_other(tmp_path: Path) -> None:
     engine = EngineConfig(model=str(write_checkpoint(tmp_path)))
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     service = Service(WorkerConfig(engine, ServerConfig()))
-    routes.add_routes(app, service)
-    add_probes(app, service.runtime, bytes)
-    served = {
-        (method.lower(), route.path.replace(":path", ""))
-        for route in app.routes
-        if isinstance(route, APIRoute)
-        for method in route.methods or ()
-    }
+    all_routes = (*own_routes(service), *probe_routes(service.runtime, bytes))
+    served = {(route.method.lower(), route.path.replace(":path", "")) for route in all_routes}
     shown = {(method, path) for path, methods in LOCKED["paths"].items() for method in methods}
     assert shown == served
     assert served

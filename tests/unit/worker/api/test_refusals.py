@@ -12,8 +12,9 @@ from sluice_core.errors import RequestError
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.connection import LIFE
 from sluice_frontend.openai.protocol import parse_completion
-from sluice_frontend.process.app import bare
+from sluice_frontend.process.app import Served, application
 from sluice_worker.api.app import admin_app
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from unit.worker.api.test_waiting_memory import READY, create_service
 
@@ -61,12 +62,12 @@ async def test_who_sends_no_bearer_is_told_that_one_is_wanted(tmp_path: Path) ->
 
 
 async def test_an_unexpected_error_is_one_sentence_to_the_client_and_whole_to_the_log() -> None:
-    app, error = bare(), RuntimeError("the canary's prompt")
+    error = RuntimeError("the canary's prompt")
 
-    @app.get("/broken")
-    async def broken() -> Any:
+    async def broken(request: Request) -> Any:
         raise error
 
+    app = application([Served("GET", "/broken", broken)])
     answer = await get(app, "/broken", raises=False)
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
     assert answer.json()["error"]["message"] == (

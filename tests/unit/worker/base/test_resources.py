@@ -149,7 +149,7 @@ def own_mib() -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) // 1024
 
 torch.set_num_threads(1)
-layers = [packed_projection(torch.ones(out, 256), None, False) for out in (256, 512, 1408, 2048)]
+layers = [packed_projection(torch.ones(out, 256), None) for out in (256, 512, 1408, 2048)]
 with torch.inference_mode():
     for rows in range(1, 400):
         for layer in layers:

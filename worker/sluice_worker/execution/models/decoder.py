@@ -95,7 +95,7 @@ class Decoder:
             # Packed, the embeddings would be there twice.
             if isinstance(self.kernels, SharesWeights):
                 return self.kernels.shared_projection(self.embedding)
-            return plain_projection(self.embedding, None, False)
+            return plain_projection(self.embedding, None)
         head = read(HEAD, (shape.vocab_size, shape.hidden_size))
         return self.kernels.projection(head, None, None, narrow=False)
 
