@@ -126,7 +126,7 @@ def _attained(name: str, target: Object) -> dict[str, Any]:
     return {
         "name": name,
         "target_ms": milliseconds(target.get("target")),
-        "measured_ms": milliseconds(target.get("p99")),
+        "measured_ms": milliseconds(target.get("measured")),
         "samples": n,
         "over": over,
         "attained": attained,
@@ -140,7 +140,7 @@ def _cap(status: Object, work: WorkDone | None) -> dict[str, Any]:
     """The cap and the throughput it costs, by the step model. It is compared with the ceiling, or
     with the sequences that fit in memory if those are fewer."""
     batching = status.get("batching") or {}
-    names = {"in_force": "maxNumSeqs", "ceiling": "ceiling", "limited_by": "limitedBy"}
+    names = {"in_force": "cap", "ceiling": "ceiling", "limited_by": "limitedBy"}
     cap: dict[str, Any] = {name: batching.get(key) for name, key in names.items()}
     if work is None or not cap["in_force"] or not cap["ceiling"]:
         unknown = "most", "tokens_per_s", "ceiling_tokens_per_s", "costs_percent"
@@ -216,7 +216,7 @@ def _memory(status: Object, work: WorkDone) -> Iterator[str]:
         return
     holds = memory["kvTokens"] / work.length
     each = kv_bytes / memory["kvTokens"] * work.length
-    cap = inf if batching.get("limitedBy") == "VRAM" else batching.get("maxNumSeqs") or inf
+    cap = inf if batching.get("limitedBy") == "VRAM" else batching.get("cap") or inf
     ours, twice = (work.tokens_per_s(min(n * max(holds, 1), cap)) for n in (1, 2))
     bound = f", of which the cap lets {cap} run" if cap < 2 * holds else ""
     yield (
@@ -245,7 +245,7 @@ def _dtype(status: Object) -> Iterator[str]:
 
 
 def _batching(status: Object, work: WorkDone) -> Iterator[str]:
-    cap = (status.get("batching") or {}).get("maxNumSeqs") or 1
+    cap = (status.get("batching") or {}).get("cap") or 1
     longest = work.output + work.sigma * sqrt(2 * log(cap))
     waste = 1 - work.output / longest
     sums = (

@@ -89,7 +89,7 @@ class Narration(logging.Formatter):
             f"{parts['activation_bytes']:.2f} of activations, {parts['reserve_bytes']:.2f} taken "
             f"before, {parts['kv_cache_bytes']:.2f} for the KV cache of {event['kv_tokens']:,} "
             f"tokens; of {share * total:.2f} GiB, {share:g} of the {total:.2f} that there are.\n"
-            f"Ready: at most {event['max_num_seqs']} requests at once, each of at most "
+            f"Ready: at most {event['cap']} requests at once, each of at most "
             f"{event['max_model_len']:,} tokens. Try it:\n  {self._curl()}"
         )
 

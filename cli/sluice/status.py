@@ -117,11 +117,11 @@ def _plan(status: Object) -> str:
 
 
 def _cap(batching: Object) -> str:
-    if "maxNumSeqs" not in batching:
+    if "cap" not in batching:
         return ""
     limited = batching.get("limitedBy")
     lines = [
-        f"{batching['maxNumSeqs']} of at most {batching.get('ceiling', '?')}, epoch "
+        f"{batching['cap']} of at most {batching.get('ceiling', '?')}, epoch "
         f"{batching.get('epoch', '-')}" + (f", limited by {limited}" if limited else ""),
         f"effective batch {batching.get('effectiveBatch', '-')}, predicted to hold the "
         f"inter-token target: {batching.get('predicted', '-')}",
@@ -149,7 +149,7 @@ def _evidence(status: Object) -> str:
     slo, load = status.get("slo") or {}, status.get("load") or {}
     header = ["target", "asked", "measured", "samples", "over", "over %", "allowed %", "verdict"]
     header.append("samples to headroom")
-    keys = ("target", "p99", "samples", "over", "usedPercent", "allowedPercent", "verdict")
+    keys = ("target", "measured", "samples", "over", "usedPercent", "allowedPercent", "verdict")
     is_unused = (status.get("batching") or {}).get("reason") == Reason.CAP_UNUSED
     rows = [
         [name, *(str(slo[name].get(key, "-")) for key in keys), _needed(slo[name], is_unused)]

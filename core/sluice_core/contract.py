@@ -72,13 +72,13 @@ class RuntimePatch(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Body of PATCH /v1/runtime_config. Fields left out keep their value.
 
     Answers: 200 with the effective `RuntimeConfig`; 409 if `epoch` is older than the one in force;
-    422 if `max_num_seqs` is over the ceiling. The same patch again is 200 and changes nothing. New
+    422 if `cap` is over the ceiling. The same patch again is 200 and changes nothing. New
     targets need no new epoch, as evidence is not booked under them; new limits do: at the epoch in
     force they are 409.
     """
 
     epoch: Count
-    max_num_seqs: Positive | None = None
+    cap: Positive | None = None
     max_num_batched_tokens: Positive | None = None
     slo: Slo | None = None
     overload: Overload | None = None
@@ -118,7 +118,7 @@ class RuntimeConfig(Struct, frozen=True, omit_defaults=True):
     """
 
     epoch: Count
-    max_num_seqs: Positive
+    cap: Positive
     max_num_batched_tokens: Positive
     slo: Slo
     overload: Overload
@@ -208,7 +208,7 @@ class Tick(Struct, frozen=True):
     epoch: Count
     boot_id: BootId
     settled: bool
-    max_num_seqs: Positive
+    cap: Positive
     arrivals: Count
     refused: Count
     finished: Count

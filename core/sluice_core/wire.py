@@ -148,7 +148,7 @@ class EngineLimits(Frame, frozen=True):
     """
 
     epoch: int
-    max_num_seqs: int
+    cap: int
     max_num_batched_tokens: int
     itl_ms: float | None = None
     ttft_ms: float | None = None
@@ -185,14 +185,14 @@ class Starting(Frame, frozen=True):
 
 
 class Ready(Frame, frozen=True):
-    """The engine serves. `predicted_max_num_seqs`: the cap that the start-up profile predicts.
+    """The engine serves. `predicted_cap`: the cap that the start-up profile predicts.
 
     `kernels`: the kernels in use, and the reason if they are not the best ones.
     """
 
     ceiling: Positive
-    predicted_max_num_seqs: Positive
-    max_num_seqs: Positive
+    predicted_cap: Positive
+    cap: Positive
     max_model_len: Positive
     block_size: Count
     num_blocks: Count

@@ -217,7 +217,7 @@ class SloFlags:
 class RuntimeFiles(SloFlags):
     """Files of --runtime-config-dir; all may be missing."""
 
-    max_num_seqs: Positive | None = flag("the cap")
+    cap: Positive | None = flag("the cap")
     epoch: int | None = flag("of the cap")
     scheduling_policy: SchedulingPolicy | None = flag("the order")
     overload: Overload | None = flag("as --overload")
@@ -372,6 +372,6 @@ def read_persisted(directory: Path | None, problems: list[str]) -> dict[str, Any
             problems.append(f"{path} cannot be read: {cause(error)}")
         except ValueError as error:
             problems.append(f"{path} {error}")
-    if "max_num_seqs" in values:
-        values["initial_num_seqs"] = values.pop("max_num_seqs")
+    if "cap" in values:
+        values["initial_num_seqs"] = values.pop("cap")
     return values

@@ -37,7 +37,7 @@ def live_at_start(config: GateConfig) -> RuntimeLimits:
     ceiling = engine.capacity(None)
     return RuntimeLimits(
         epoch=engine.epoch,
-        max_num_seqs=min(engine.initial_num_seqs or ceiling, ceiling),
+        cap=min(engine.initial_num_seqs or ceiling, ceiling),
         max_num_batched_tokens=max(engine.max_num_batched_tokens, ceiling),
         slo=server.slo,
         overload=server.overload,
@@ -109,11 +109,11 @@ class Gate:
         self.proxy.serves(served.model)
         self.backend.progress.window = served.window or math.inf
         ceiling = self.config.engine.capacity(served.capacity)
-        cap = min(self.runtime.live.max_num_seqs, ceiling)
+        cap = min(self.runtime.live.cap, ceiling)
         self.backend.ready = Ready(
             ceiling=ceiling,
-            predicted_max_num_seqs=cap,
-            max_num_seqs=cap,
+            predicted_cap=cap,
+            cap=cap,
             max_model_len=max(served.window, 1),
             block_size=1,
             num_blocks=0,
@@ -152,7 +152,7 @@ class Gate:
         self.backend.books.has_law = num > 0
         if ready is not None and 0 < ceiling < ready.ceiling:
             self.backend.ready = structs.replace(ready, ceiling=ceiling)
-        cap = self.backend.queue.limits.max_num_seqs
+        cap = self.backend.queue.limits.cap
         self.backend.queue.ahead = max(1, cap // AHEAD_SHARE) if num else 0
         self.backend.pump()
 

@@ -41,7 +41,7 @@ class Control:
         self._most_tokens: int = scheduler.max_num_scheduled_tokens
         limits = EngineLimits(
             epoch=0,
-            max_num_seqs=scheduler.max_num_active_reqs,
+            cap=scheduler.max_num_active_reqs,
             max_num_batched_tokens=self._most_tokens,
             itl_ms=given.itl_ms,
             ttft_ms=given.ttft_ms,
@@ -100,7 +100,7 @@ class Control:
         for limits in self.link.receive(now_s) if self.link else ():
             self.steering.limits = replace(
                 limits,
-                max_num_seqs=max(min(limits.max_num_seqs, self._ceiling), 1),
+                cap=max(min(limits.cap, self._ceiling), 1),
                 max_num_batched_tokens=min(limits.max_num_batched_tokens, self._most_tokens),
             )
 
@@ -109,8 +109,8 @@ class Control:
         kv_tokens = self._num_blocks * scheduler.block_size
         return Ready(
             ceiling=self._ceiling,
-            predicted_max_num_seqs=self._ceiling,
-            max_num_seqs=self.limits.max_num_seqs,
+            predicted_cap=self._ceiling,
+            cap=self.limits.cap,
             max_model_len=scheduler.max_model_len,
             block_size=scheduler.block_size,
             num_blocks=self._num_blocks,
@@ -134,7 +134,7 @@ class Control:
             num_kv_tokens=record.num_kv_tokens,
             num_prefill_tokens=record.num_prefill_tokens,
             num_running=num_running,
-            at_cap=snapshot.running >= AT_CAP_SHARE * limits.max_num_seqs,
+            at_cap=snapshot.running >= AT_CAP_SHARE * limits.cap,
             snapshot=snapshot,
             step_model=model,
             is_slow=self.steering.times.is_slow,
@@ -144,7 +144,7 @@ class Control:
     def _snapshot(self) -> Snapshot:
         running, waiting = self._scheduler.get_request_counts()
         usage = self._scheduler.kv_cache_manager.usage
-        at_cap, kv_full = running >= self.limits.max_num_seqs, usage >= KV_FULL
+        at_cap, kv_full = running >= self.limits.cap, usage >= KV_FULL
         for_cap, for_kv = waiting * at_cap, waiting * (kv_full and not at_cap)
         return Snapshot(
             running=running,

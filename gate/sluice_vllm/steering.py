@@ -83,10 +83,10 @@ class Steering:
         time."""
         now_s = max(now_s, self._turned_s + sum(self._expected_s))
         scheduler, limits = self._scheduler, self.limits
-        scheduler.max_num_active_reqs = limits.max_num_seqs
+        scheduler.max_num_active_reqs = limits.cap
         work = Work.of(scheduler.running)
         num_running, num_waiting = scheduler.get_request_counts()
-        num_free = max(limits.max_num_seqs - num_running, 0) if num_waiting else 0
+        num_free = max(limits.cap - num_running, 0) if num_waiting else 0
         if num_free and self._has_order:
             self._order.limits = limits
             price_s = self.law.price_s(limits, len(work.decodes), work.kv_tokens)

@@ -102,9 +102,9 @@ class Steered:
     async def put(self, cap: int | None = None, slo: Slo | None = None) -> None:
         """Open the next epoch; what is not given stays."""
         _, config, _ = await self.seen()
-        patch = RuntimePatch(config.epoch + 1, cap or config.max_num_seqs, slo=slo)
+        patch = RuntimePatch(config.epoch + 1, cap or config.cap, slo=slo)
         config = await self.scraper.patch(self.target, NO_TOKEN, patch)
-        self.path.append((round(time.time() - self.began_s, 1), config.max_num_seqs))
+        self.path.append((round(time.time() - self.began_s, 1), config.cap))
 
     def begin(self) -> None:
         """The first arrival comes now, at the cap that is in force."""
@@ -117,7 +117,7 @@ class Steered:
             evidence, config, seen_s = await self.seen()
             pod = PodView(POD, True, False, evidence, config, evidence.started_s, seen_s)
             limits = CapLimits(config.ceiling, 1, 1, 1, ceiling_by="User")
-            cap, epoch = config.max_num_seqs, config.epoch
+            cap, epoch = config.cap, config.epoch
             seen = Observation(time.time(), targets, limits, cap, epoch, 1, (pod,))
             past, decision = decide(past, seen)
             move = decision.cap_move

@@ -74,7 +74,7 @@ SETTINGS = {
 
 def limits(epoch: int, itl_ms: float, *, cap: int = CAP) -> EngineLimits:
     """What a gate tells."""
-    return EngineLimits(epoch=epoch, max_num_seqs=cap, max_num_batched_tokens=TOKENS, itl_ms=itl_ms)
+    return EngineLimits(epoch=epoch, cap=cap, max_num_batched_tokens=TOKENS, itl_ms=itl_ms)
 
 
 def launches(trace: Trace, path: Path) -> tuple[Launch, Launch]:

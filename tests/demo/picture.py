@@ -20,7 +20,7 @@ def timeline_png(
     axes = figure.subplots(4, 1, sharex=True)
     axes[0].plot(t, [r.arrivals_per_s or 0.0 for r in rows], color="#444")
     axes[0].set_ylabel("arrivals / s")
-    axes[1].step(t, [r.cap for r in rows], where="post", label="max_num_seqs", color="#1f6fb4")
+    axes[1].step(t, [r.cap for r in rows], where="post", label="cap", color="#1f6fb4")
     batch = [r.effective_batch or 0.0 for r in rows]
     axes[1].plot(t, batch, label="effective batch", color="#e08214", linewidth=1)
     axes[1].set_ylabel("sequences")

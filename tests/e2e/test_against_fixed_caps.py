@@ -121,7 +121,7 @@ def is_at(replicas: int, cap: int) -> Callable[[dict[str, Any]], bool]:
     def holds(status: dict[str, Any]) -> bool:
         load = status.get("load", {})
         idle = not load.get("running", 0) and not load.get("waiting", 0)
-        found = status.get("batching", {}).get("maxNumSeqs")
+        found = status.get("batching", {}).get("cap")
         ready = status.get("readyReplicas") == status.get("replicas") == replicas
         return idle and ready and found == cap
 

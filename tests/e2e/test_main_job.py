@@ -109,9 +109,9 @@ def test_cap_is_changed_live_through_the_object(demo: Cluster) -> None:
     before = demo.identities(DEMO)
     epoch = demo.status(DEMO)["batching"]["epoch"]
     demo.patch(DEMO, {"batching": {"maxNumSeqs": 1, "initialNumSeqs": 1}})
-    seen = demo.wait_status(DEMO, "cap 1", 30, lambda s: s["batching"]["maxNumSeqs"] == 1)
+    seen = demo.wait_status(DEMO, "cap 1", 30, lambda s: s["batching"]["cap"] == 1)
     assert seen["batching"]["epoch"] > epoch
-    assert _metric(demo, "sluice_max_num_seqs") == 1
+    assert _metric(demo, "sluice_cap") == 1
     assert demo.identities(DEMO) == before
     demo.patch(DEMO, {"batching": {"maxNumSeqs": 16, "initialNumSeqs": 2}})
     demo.wait_status(DEMO, "the user's limit lifted", 30, lambda s: s["batching"]["ceiling"] == 16)
@@ -245,7 +245,7 @@ def test_inter_token_breach_lowers_the_cap(cluster: Cluster) -> None:
     cluster.patch(LARGE, {"slo": {"interTokenLatency": f"{round(target)}ms"}})
     phases = cluster.load("e2e-load", LARGE, "breach:closed:48:25", **flags)
     status = cluster.status(LARGE)
-    assert 1 <= status["batching"]["maxNumSeqs"] < 48, json.dumps(status)
+    assert 1 <= status["batching"]["cap"] < 48, json.dumps(status)
     assert cluster.identities(LARGE) == before
     assert lost(phases) == 0
     lowered = [e["message"] for e in cluster.events(LARGE) if "48 -> " in e["message"]]

@@ -149,7 +149,7 @@ class Clients:
 
     async def set_cap(self, cap: int) -> float:
         """A new cap, acknowledged; the moment at which it was sent."""
-        asked = {"epoch": (await self.config()).epoch + 1, "max_num_seqs": cap}
+        asked = {"epoch": (await self.config()).epoch + 1, "cap": cap}
         sent_s = time.monotonic()
         url = f"{self._admin_url}/v1/runtime_config"
         async with self._session.patch(url, json=asked) as response:

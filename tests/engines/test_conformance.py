@@ -50,12 +50,12 @@ async def watched(clients: Clients) -> AsyncIterator[list[RuntimeConfig]]:
         task.cancel()
     for before, after in zip(seen, seen[1:], strict=False):
         if before.epoch == after.epoch:
-            most = max(before.running, after.max_num_seqs)
+            most = max(before.running, after.cap)
             assert after.running <= most, f"admitted over the cap: {before}, then {after}"
 
 
 def _is_in_force(cap: int, now: RuntimeConfig) -> bool:
-    return now.max_num_seqs == cap and (now.running >= cap or not now.waiting.cap)
+    return now.cap == cap and (now.running >= cap or not now.waiting.cap)
 
 
 def _is_drained(cap: int, now: RuntimeConfig) -> bool:
@@ -106,7 +106,7 @@ async def test_a_cap_below_what_runs_drains_and_cuts_nothing(rig: Rig) -> None:
         await clients.set_cap(2)
         waiting = [clients.stream(16) for _ in range(4)]
         assert all(each.is_whole for each in await ended([*running, *waiting]))
-        assert any(now.max_num_seqs == 2 and now.running > 2 for now in seen)
+        assert any(now.cap == 2 and now.running > 2 for now in seen)
         first_end_s = sorted(each.ended_s for each in running)[CAPACITY - 2]
         assert min(each.first_s for each in waiting) >= first_end_s
 

@@ -50,7 +50,7 @@ class Steered:
     def set(self, cap: int = CEILING, **limits: object) -> tuple[int, float]:
         """Send limits; returns their epoch, and when they were sent."""
         self._epoch += 1
-        told = {"epoch": self._epoch, "max_num_seqs": cap, "max_num_batched_tokens": TOKENS}
+        told = {"epoch": self._epoch, "cap": cap, "max_num_batched_tokens": TOKENS}
         self.gate.configure(EngineLimits(**(told | limits)))  # type: ignore[arg-type]
         return self._epoch, time.monotonic()
 

@@ -64,7 +64,7 @@ class Front:
         gate = self.living()
         time.sleep(LATE_S)
         self.judge("the end")
-        cap = gate.worker.metric("sluice_max_num_seqs")
+        cap = gate.worker.metric("sluice_cap")
         assert cap == CAP, f"a stranger has set the cap to {cap:g}"
         held_ms = gate.end_watch().held_worst_ms
         assert held_ms < MAX_HELD_MS, f"the loop was held for {held_ms:.0f} ms"

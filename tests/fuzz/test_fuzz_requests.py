@@ -43,7 +43,7 @@ VALUES = [
     *words("application/json multipart/form-data text/plain websocket bytes=0- /version \u00e9"),
     *("", "\x0b", "9" * 400, "a" * 9000, "Bearer x", "identity, chunked"),
 ]
-BODIES = (b"", b"{}", b"[", b'{"prompt":"a"}', b'{"max_num_seqs":1,"epoch":99}', b"0\r\n\r\n")
+BODIES = (b"", b"{}", b"[", b'{"prompt":"a"}', b'{"cap":1,"epoch":99}', b"0\r\n\r\n")
 
 header = st.tuples(st.sampled_from(NAMES) | st.text(max_size=6), st.sampled_from(VALUES))
 

@@ -43,7 +43,7 @@ def test_no_kernel_is_compiled_once_a_worker_is_ready(
     assert sorted(engine.runner._decodes._graphs) == graph_sizes(ready.ceiling)
     compiled.clear()
     limits = engine.scheduler.limits
-    engine.scheduler.limits = msgspec.structs.replace(limits, max_num_seqs=ready.ceiling)
+    engine.scheduler.limits = msgspec.structs.replace(limits, cap=ready.ceiling)
     chance = random.Random(1)
     for number in range(400):
         prompt = [chance.randrange(512) for _ in range(chance.randint(1, 700))]

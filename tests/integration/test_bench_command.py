@@ -60,7 +60,7 @@ def test_each_cap_is_measured_live_on_one_server_and_the_first_cap_is_back(
     before = config(worker)
     assert bench(worker, tmp_path, "--max-num-seqs", "1,4,64", "--route", route) == 0
     after = config(worker)
-    assert (after["max_num_seqs"], after["boot_id"]) == (3, before["boot_id"])
+    assert (after["cap"], after["boot_id"]) == (3, before["boot_id"])
     assert after["slo"] == before["slo"]
     assert after["epoch"] > before["epoch"] + 4
     found = json.loads((tmp_path / "bench.json").read_text())
@@ -100,32 +100,32 @@ async def test_a_cap_that_somebody_else_changes_ends_the_measurement_and_stays_t
         live = await named_live(session, worker.admin_url, None)
         await live.use(2)
         await live.check()
-        theirs = {"epoch": config(worker)["epoch"] + 3, "max_num_seqs": 1}
+        theirs = {"epoch": config(worker)["epoch"] + 3, "cap": 1}
         url = worker.admin_url + "/v1/runtime_config"
         async with session.patch(url, json=theirs) as answer:
             assert answer.status == 200
         with pytest.raises(EndpointError, match="somebody else"):
             await live.check()
         assert await live.restore() is None
-    assert config(worker)["max_num_seqs"] == 1
+    assert config(worker)["cap"] == 1
 
 
 async def test_a_cap_whose_answer_was_never_read_is_put_back(worker: Worker) -> None:
     before = config(worker)
     async with aiohttp.ClientSession(headers=ADMIN) as session:
         live = await named_live(session, worker.admin_url, None)
-        other = 1 if before["max_num_seqs"] == 2 else 2
+        other = 1 if before["cap"] == 2 else 2
         using = asyncio.create_task(live.use(other))
         for _ in range(1000):
             await asyncio.sleep(0)
-            if config(worker)["max_num_seqs"] == other:  # asked while the loop reads no answer
+            if config(worker)["cap"] == other:  # asked while the loop reads no answer
                 break
         assert not using.done()
         using.cancel()
         with suppress(asyncio.CancelledError):
             await using
-        assert await live.restore() == before["max_num_seqs"]
-    assert config(worker)["max_num_seqs"] == before["max_num_seqs"]
+        assert await live.restore() == before["cap"]
+    assert config(worker)["cap"] == before["cap"]
 
 
 async def test_the_usual_admin_port_is_taken_only_if_it_is_of_the_same_process(

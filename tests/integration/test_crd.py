@@ -194,7 +194,7 @@ STATUS: Object = {
     },
     "batching": {
         "ceiling": 64,
-        "maxNumSeqs": 12,
+        "cap": 12,
         "epoch": 7,
         "limitedBy": "InterTokenLatency",
         "effectiveBatch": "9.5",
@@ -203,7 +203,7 @@ STATUS: Object = {
     "slo": {
         "timeToFirstToken": {
             "target": "500ms",
-            "p99": "412ms",
+            "measured": "412ms",
             "over": 3,
             "samples": 500,
             "allowedPercent": "1",
@@ -211,7 +211,7 @@ STATUS: Object = {
             "verdict": "Hold",
             "samplesNeeded": 120,
         },
-        "interTokenLatency": {"target": "50ms", "p99": "31ms", "verdict": "Headroom"},
+        "interTokenLatency": {"target": "50ms", "measured": "31ms", "verdict": "Headroom"},
         "met": True,
     },
     "scaling": {
@@ -245,8 +245,8 @@ def test_kubectl_shows_the_promise_in_one_line(api: httpx.Client, with_crd: ApiS
         "MODEL",
         "ENGINE",
         "CAP",
-        "P99-TTFT",
-        "P99-ITL",
+        "TTFT",
+        "ITL",
         "SLO",
         "AGE",
     ]

@@ -341,7 +341,7 @@ def test_garbage_closes_its_own_connection_only(tmp_path: Path) -> None:
             until(lambda: sum(tick.steps for tick in evidence(gate).ticks) == 1)
         holds_cap(gate, engine)
         limits = httpx.get(gate.admin_url + "/v1/runtime_config").json()
-        assert (limits["max_num_seqs"], limits["ceiling"]) == (CAP, CAP)
+        assert (limits["cap"], limits["ceiling"]) == (CAP, CAP)
 
 
 def test_numbers_within_the_bounds_close_ticks_as_well(tmp_path: Path) -> None:

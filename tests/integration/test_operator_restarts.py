@@ -250,7 +250,7 @@ async def test_an_operator_that_was_overtaken_goes_on_from_where_the_other_is(
         first.see(batching(maxNumSeqs=None, initialNumSeqs=4))
         await first.reconcile()
     data = space.get("configmaps", "demo-runtime")["data"]
-    assert (data["epoch"], data["max_num_seqs"]) == ("1", "2")
+    assert (data["epoch"], data["cap"]) == ("1", "2")
 
 
 async def test_of_two_operators_that_open_an_epoch_at_once_one_is_refused(
@@ -276,4 +276,4 @@ async def test_of_two_operators_that_open_an_epoch_at_once_one_is_refused(
     assert isinstance(lost, ClusterError)
     assert lost.status == 409
     data = space.get("configmaps", "demo-runtime")["data"]
-    assert (data["epoch"], data["max_num_seqs"]) == ("1", str(won))
+    assert (data["epoch"], data["cap"]) == ("1", str(won))

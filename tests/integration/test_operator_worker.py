@@ -172,7 +172,7 @@ def test_decisions_reach_the_engine_live_and_survive_both_restarts(
             )
         with running_worker(space, models, tmp_path / "worker2") as second:
             alone = second.config()  # before any operator is there
-            assert alone["max_num_seqs"] == 3
+            assert alone["cap"] == 3
             assert alone["slo"] == {"ttft_ms": 900.0, "itl_ms": 50.0, "e2e_ms": None}
             assert alone["hold_share"] == 0.25
             with running_operator(apiserver, models, tmp_path / "3.log", space.name) as third:
@@ -185,10 +185,10 @@ def _the_predicted_cap_is_adopted(
     operator: OperatorProcess, space: Namespace, worker: Worker
 ) -> None:
     operator.wait("the pod to be served", lambda: space.condition("Ready")["status"] == "True")
-    operator.wait("a cap", lambda: "maxNumSeqs" in _status(space)["batching"])
+    operator.wait("a cap", lambda: "cap" in _status(space)["batching"])
     operator.wait("the targets", lambda: worker.config()["slo"]["itl_ms"] == 50.0)
-    cap = int(space.get("configmaps", "demo-runtime")["data"]["max_num_seqs"])
-    assert cap == worker.config()["max_num_seqs"]
+    cap = int(space.get("configmaps", "demo-runtime")["data"]["cap"])
+    assert cap == worker.config()["cap"]
     assert worker.config()["epoch"] >= 1
     operator.wait("metrics", lambda: space.condition("MetricsAvailable")["status"] == "True")
 
@@ -212,7 +212,7 @@ def _an_edited_order_arrives(operator: OperatorProcess, space: Namespace, worker
         space.patch("inferenceservices", "demo", {"spec": {"batching": {"order": order}}})
         operator.wait(order, partial(has, policy))
         assert space.get("configmaps", "demo-runtime")["data"]["scheduling_policy"] == policy
-    same = ("boot_id", "epoch", "max_num_seqs")
+    same = ("boot_id", "epoch", "cap")
     assert [worker.config()[name] for name in same] == [before[name] for name in same]
     assert space.get("deployments", "demo")["spec"]["template"] == pods
 
@@ -224,17 +224,17 @@ def _an_edited_share_of_a_hold_arrives(
     assert before["hold_share"] == 1.0
     space.patch("inferenceservices", "demo", {"spec": {"slo": {"holdShare": "0.25"}}})
     operator.wait("the share", lambda: worker.config()["hold_share"] == 0.25)
-    same = ("boot_id", "epoch", "max_num_seqs", "slo")
+    same = ("boot_id", "epoch", "cap", "slo")
     assert [worker.config()[name] for name in same] == [before[name] for name in same]
 
 
 def _a_lowered_maximum_arrives(operator: OperatorProcess, space: Namespace, worker: Worker) -> None:
     before, pods = worker.config()["epoch"], space.get("deployments", "demo")["spec"]["template"]
     space.patch("inferenceservices", "demo", {"spec": {"batching": {"maxNumSeqs": 3}}})
-    operator.wait("the lower cap", lambda: worker.config()["max_num_seqs"] == 3)
+    operator.wait("the lower cap", lambda: worker.config()["cap"] == 3)
     assert worker.config()["epoch"] == before + 1
     data = space.get("configmaps", "demo-runtime")["data"]
-    assert (data["max_num_seqs"], data["epoch"]) == ("3", str(before + 1))
+    assert (data["cap"], data["epoch"]) == ("3", str(before + 1))
     operator.wait("its event", lambda: bool(space.events("WithinLimits")))
     assert space.get("deployments", "demo")["spec"]["template"] == pods
     assert operator.metric("sluice_operator_decisions_total", reason="WithinLimits") == 1

@@ -23,7 +23,7 @@ def new_pod(directory: Path) -> Iterator[Worker]:
     (directory / "keys").write_text("other-key\nclient-canary-91bc\n")
     runtime = directory / "runtime"
     runtime.mkdir()
-    (runtime / "max_num_seqs").write_text("3")
+    (runtime / "cap").write_text("3")
     (runtime / "epoch").write_text("5\n")
     flags = (
         *("--max-num-seqs", "16", "--initial-num-seqs", "7", "--num-gpu-blocks-override", "1024"),
@@ -72,27 +72,27 @@ def last_closed(worker: Worker) -> int:
 def test_a_new_pod_starts_with_the_cap_and_epoch_of_its_peers(tmp_path: Path) -> None:
     with new_pod(tmp_path) as worker:
         started = config_of(worker)
-    assert (started.epoch, started.max_num_seqs, started.ceiling) == (5, 3, 16)
+    assert (started.epoch, started.cap, started.ceiling) == (5, 3, 16)
     assert started.slo.ttft_ms == 250
 
 
 def test_a_patch_is_in_force_once_and_an_older_one_is_refused(worker: Worker) -> None:
     epoch = config_of(worker).epoch + 1
-    changed = patch(worker, epoch=epoch, max_num_seqs=9, slo={"ttft_ms": 500, "itl_ms": 50})
+    changed = patch(worker, epoch=epoch, cap=9, slo={"ttft_ms": 500, "itl_ms": 50})
     assert changed.status_code == 200, changed.text
     effective = decode(changed.content, RuntimeConfig)
-    assert (effective.epoch, effective.max_num_seqs, effective.slo.itl_ms) == (epoch, 9, 50)
-    again = patch(worker, epoch=epoch, max_num_seqs=9, slo={"ttft_ms": 500, "itl_ms": 50})
+    assert (effective.epoch, effective.cap, effective.slo.itl_ms) == (epoch, 9, 50)
+    again = patch(worker, epoch=epoch, cap=9, slo={"ttft_ms": 500, "itl_ms": 50})
     assert (again.status_code, again.json()) == (200, changed.json())
-    assert patch(worker, epoch=epoch, max_num_seqs=8).status_code == 409
-    older = patch(worker, epoch=epoch - 1, max_num_seqs=4)
+    assert patch(worker, epoch=epoch, cap=8).status_code == 409
+    older = patch(worker, epoch=epoch - 1, cap=4)
     assert older.status_code == 409
     assert config_of(worker) == effective
 
 
 def test_a_cap_over_the_ceiling_is_answered_422_in_one_sentence(worker: Worker) -> None:
     epoch = config_of(worker).epoch
-    answer = patch(worker, epoch=epoch + 1, max_num_seqs=17)
+    answer = patch(worker, epoch=epoch + 1, cap=17)
     assert answer.status_code == 422
     assert "17" in answer.json()["error"]["message"]
     assert "16" in answer.json()["error"]["message"]
@@ -106,14 +106,14 @@ def test_a_cap_over_the_ceiling_is_answered_422_in_one_sentence(worker: Worker) 
         b"",
         b"{}",
         b'{"epoch": -1}',
-        b'{"epoch": 99, "max_num_seqs": 0}',
-        b'{"epoch": 99, "max_num_seqs": 4.5}',
+        b'{"epoch": 99, "cap": 0}',
+        b'{"epoch": 99, "cap": 4.5}',
         b'{"epoch": 99, "unknown": 1}',
         b'{"epoch": 99, "epoch": 100}',
         b'{"epoch": 99, "slo": {"ttft_ms": NaN}}',
         b'{"epoch": 99, "slo": {"ttft_ms": -5}}',
         b'{"epoch": 99, "slo": {"itl_ms": 1e308}}',
-        b'{"epoch": 100000000000000000000000000, "max_num_seqs": 4}',
+        b'{"epoch": 100000000000000000000000000, "cap": 4}',
         b'{"epoch": 99, "overload": "Maybe"}',
         b'{"epoch": 99, "scheduling_policy": "lifo"}',
         b'{"epoch": 99, "hold_share": 1.5}',
@@ -129,14 +129,14 @@ def test_a_malformed_patch_is_answered_400_and_changes_nothing(worker: Worker, b
 async def test_a_raised_cap_admits_what_waited_for_it_without_a_restart(worker: Worker) -> None:
     epoch = config_of(worker).epoch
     boot_id = config_of(worker).boot_id
-    patch(worker, epoch=epoch + 1, max_num_seqs=2)
+    patch(worker, epoch=epoch + 1, cap=2)
     body = {"prompt": "def", "max_tokens": 2600, "ignore_eos": True, "n": 6}
     async with httpx.AsyncClient(headers=CLIENT, timeout=120) as client:
         url = worker.url + "/v1/completions"
         task = asyncio.create_task(client.post(url, json=body))
         await asyncio.to_thread(worker.until_metric, "vllm:num_requests_running", 2)
         await asyncio.to_thread(worker.until_metric, "vllm:num_requests_waiting", 4)
-        answer = await asyncio.to_thread(lambda: patch(worker, epoch=epoch + 2, max_num_seqs=6))
+        answer = await asyncio.to_thread(lambda: patch(worker, epoch=epoch + 2, cap=6))
         assert decode(answer.content, RuntimeConfig).waiting.cap == 4
         await asyncio.to_thread(worker.until_metric, "vllm:num_requests_running", 6)
         assert (await task).status_code == 200

@@ -164,7 +164,7 @@ def test_more_requests_than_may_run_and_wait_are_refused_before_their_bodies_are
             return client
 
         refused = "vllm:admission_rejections_total"
-        most = worker.metric("sluice_max_num_seqs_ceiling") + 3 + MAX_ON_THEIR_WAY
+        most = worker.metric("sluice_cap_ceiling") + 3 + MAX_ON_THEIR_WAY
         for _ in range(int(most)):
             begin()
         assert worker.metric(refused) == 0

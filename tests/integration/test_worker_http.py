@@ -417,7 +417,7 @@ def test_metrics_parse_and_carry_the_names_that_dashboards_read(worker: Worker) 
     edges = {sample.labels.get("le") for sample in ttft.samples}
     assert {"0.333", "0.25", "2560.0", "+Inf"} <= edges
     assert families["vllm:generation_tokens"].samples[0].value > 0
-    assert families["sluice_max_num_seqs"].samples[0].value == 8
+    assert families["sluice_cap"].samples[0].value == 8
     assert not any("epoch" in s.labels for family in families.values() for s in family.samples)
 
 

@@ -296,6 +296,6 @@ def test_a_signal_while_the_flags_are_read_is_a_leave_like_any_other(
 @pytest.mark.parametrize("content", ["", "many", "-1", "0"])
 def test_a_damaged_runtime_config_is_told_with_its_file(tmp_path: Path, content: str) -> None:
     model = write_checkpoint(tmp_path / "model")
-    (tmp_path / "max_num_seqs").write_text(content)
+    (tmp_path / "cap").write_text(content)
     status, told = _run(command(model, "--runtime-config-dir", str(tmp_path)))
-    assert (status, str(tmp_path / "max_num_seqs") in told) == (2, True)
+    assert (status, str(tmp_path / "cap") in told) == (2, True)

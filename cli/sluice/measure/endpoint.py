@@ -125,7 +125,7 @@ class LiveCap:
     async def _patch(self, cap: int, slo: Slo | None) -> None:
         self._epoch += 1
         self._sent[self._epoch] = cap  # perhaps in force though no answer is ever read
-        body = encode(RuntimePatch(epoch=self._epoch, max_num_seqs=cap, slo=slo))
+        body = encode(RuntimePatch(epoch=self._epoch, cap=cap, slo=slo))
         async with self._session.patch(self._url + RUNTIME_CONFIG, data=body) as response:
             if response.status != 200:
                 why = (await response.content.read(300)).decode(errors="replace")
@@ -150,10 +150,10 @@ class LiveCap:
         """Restore the former cap and targets, unless somebody else has set others by now. Returns
         the restored cap."""
         now = await read_config(self._session, self._url)
-        if self._sent.get(now.epoch) != now.max_num_seqs:
+        if self._sent.get(now.epoch) != now.cap:
             return None
-        await self._patch(self._found.max_num_seqs, self._found.slo)
-        return self._found.max_num_seqs
+        await self._patch(self._found.cap, self._found.slo)
+        return self._found.cap
 
 
 class ClientLimit:

@@ -173,7 +173,7 @@ class SimulatedPod:
         state = recorder.engine.snapshot
         config = RuntimeConfig(
             epoch=self.epoch,
-            max_num_seqs=self.cap,
+            cap=self.cap,
             max_num_batched_tokens=self.params.max_num_batched_tokens,
             slo=self.slo,
             overload=self.params.overload,

@@ -62,7 +62,7 @@ class EngineSide:
     @property
     def num_free(self) -> int:
         """Places for newcomers at the next step; none while others wait."""
-        free = self._ticks.max_num_seqs - self.snapshot.running
+        free = self._ticks.cap - self.snapshot.running
         return 0 if self.snapshot.waiting else max(0, free)
 
     def learn(self, num_tokens: int, parts: FirstToken, ttft_s: float, now_s: float) -> None:

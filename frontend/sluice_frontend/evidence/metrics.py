@@ -206,7 +206,7 @@ class View:
     snapshot: Snapshot
     open_requests: int
     epoch: int
-    max_num_seqs: int
+    cap: int
     ceiling: int
     cache_config: dict[str, str]
     memory: MemoryReport
@@ -352,8 +352,8 @@ VLLM: Sequence[Family] = (
 OWN: Sequence[Family] = (
     gauge("sluice_ready", "1 if the worker serves.", lambda v, _: v.is_ready),
     gauge("sluice_open_requests", "Sequences that have not ended.", lambda v, _: v.open_requests),
-    gauge("sluice_max_num_seqs", "The cap in force.", lambda v, _: v.max_num_seqs),
-    gauge("sluice_max_num_seqs_ceiling", "The largest cap possible.", lambda v, _: v.ceiling),
+    gauge("sluice_cap", "The cap in force.", lambda v, _: v.cap),
+    gauge("sluice_cap_ceiling", "The largest cap possible.", lambda v, _: v.ceiling),
     gauge("sluice_epoch", "The operator's number of the configuration in force.",
           lambda v, _: v.epoch),
     gauge("sluice_kv_cached_blocks", "Free blocks that hold a reusable prefix.",

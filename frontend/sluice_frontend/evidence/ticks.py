@@ -29,13 +29,13 @@ class _Settling:
 class Ticks:
     """The open tick, into which others count, and the ring of closed ones.
 
-    `epoch`, `max_num_seqs`, `slo`: in force. `next_seq`: of the open tick.
+    `epoch`, `cap`, `slo`: in force. `next_seq`: of the open tick.
     """
 
     def __init__(self, boot_id: str, now_s: float) -> None:
         self.boot_id = boot_id
         self.epoch = 0
-        self.max_num_seqs = 1
+        self.cap = 1
         self.slo = Slo()
         self.next_seq = 1
         self.open = OpenTick()
@@ -48,26 +48,26 @@ class Ticks:
 
     # -- what is in force
 
-    def start(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
+    def start(self, epoch: int, cap: int, slo: Slo) -> None:
         """The engine serves; this is in force from its first step on."""
-        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+        self.epoch, self.cap, self.slo = epoch, cap, slo
         self._is_started = True
 
-    def configure(self, epoch: int, max_num_seqs: int, slo: Slo) -> None:
+    def configure(self, epoch: int, cap: int, slo: Slo) -> None:
         """Put a change in force. Ticks are not settled until it has taken effect."""
-        if (epoch, max_num_seqs, slo) == (self.epoch, self.max_num_seqs, self.slo):
+        if (epoch, cap, slo) == (self.epoch, self.cap, self.slo):
             return
         self._is_mixed = True
-        self._settling = _Settling(self._cap_before(max_num_seqs), max_num_seqs)
-        self.epoch, self.max_num_seqs, self.slo = epoch, max_num_seqs, slo
+        self._settling = _Settling(self._cap_before(cap), cap)
+        self.epoch, self.cap, self.slo = epoch, cap, slo
 
-    def _cap_before(self, max_num_seqs: int) -> int:
-        """The cap before a change to `max_num_seqs`. A pending change keeps its own if it is
+    def _cap_before(self, cap: int) -> int:
+        """The cap before a change to `cap`. A pending change keeps its own if it is
         repeated, or still drains."""
         pending = self._settling
-        if pending and (max_num_seqs == pending.after or pending.after < pending.before):
+        if pending and (cap == pending.after or pending.after < pending.before):
             return pending.before
-        return self.max_num_seqs
+        return self.cap
 
     def settle(self, num_running: int) -> None:
         if self._settling is not None and self._settling.is_over(num_running):
@@ -94,7 +94,7 @@ class Ticks:
             epoch=self.epoch,
             boot_id=self.boot_id,
             settled=not self._is_mixed and self._settling is None,
-            max_num_seqs=self.max_num_seqs,
+            cap=self.cap,
             throttled_s=max(0.0, throttled_s - before_s),
             running=state.running,
             waiting=Waiting(state.waiting_cap, state.waiting_kv),

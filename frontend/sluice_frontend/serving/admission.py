@@ -265,7 +265,7 @@ class Admission:
         """The bound of the queue that `work` would break, if any."""
         runtime, most_tokens = self._runtime, self.max_queued_tokens
         flags, num_open, recorder = runtime.config, runtime.backend.num_open, runtime.recorder
-        state, cap = recorder.engine.snapshot, runtime.live.max_num_seqs
+        state, cap = recorder.engine.snapshot, runtime.live.cap
         num_tokens, most, num_gone = (
             recorder.requests.num_pending_tokens,
             flags.max_num_queued_reqs,

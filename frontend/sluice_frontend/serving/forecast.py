@@ -97,7 +97,7 @@ def forecast_of(recorder: Recorder, live: RuntimeLimits, num_open: int) -> Forec
         num_open=num_open,
         num_running=engine.snapshot.running,
         num_waiting=engine.snapshot.waiting,
-        cap=live.max_num_seqs,
+        cap=live.cap,
         service_s=recorder.recent.service_s(),
         step_model=engine.step_model,
         kv_per_seq=recorder.recent.lengths().mean,

@@ -37,7 +37,7 @@ class RuntimeLimits(Struct, frozen=True):
     """
 
     epoch: int
-    max_num_seqs: int
+    cap: int
     max_num_batched_tokens: int
     slo: Slo
     overload: Overload
@@ -56,7 +56,7 @@ class RuntimeLimits(Struct, frozen=True):
     def for_engine(self) -> EngineLimits:
         return EngineLimits(
             epoch=self.epoch,
-            max_num_seqs=self.max_num_seqs,
+            cap=self.cap,
             max_num_batched_tokens=self.max_num_batched_tokens,
             itl_ms=self.slo.itl_ms,
             ttft_ms=self.slo.ttft_ms,
@@ -87,19 +87,19 @@ class RuntimeLimits(Struct, frozen=True):
 
     @property
     def _limits(self) -> tuple[int, int]:
-        return self.max_num_seqs, self.max_num_batched_tokens
+        return self.cap, self.max_num_batched_tokens
 
     def _check_fits(self, ceiling: int, largest_budget: int) -> None:
         cap, budget = self._limits
         if cap > ceiling:
             raise OverCeiling(
-                f"max_num_seqs {cap} is over the ceiling of {ceiling}, for which the buffers were "
+                f"cap {cap} is over the ceiling of {ceiling}, for which the buffers were "
                 "sized at start",
-                param="max_num_seqs",
+                param="cap",
             )
         if not cap <= budget <= largest_budget:
             raise OverCeiling(
-                f"max_num_batched_tokens {budget} must be from max_num_seqs {cap} to the "
+                f"max_num_batched_tokens {budget} must be from cap {cap} to the "
                 f"{largest_budget} that memory was planned for",
                 param="max_num_batched_tokens",
             )

@@ -71,16 +71,16 @@ class Runtime(Generic[B_co]):
     # -- reports of the engine (backend.Listener)
 
     def ready(self, ready: Ready) -> None:
-        self.live = structs.replace(self.live, max_num_seqs=ready.max_num_seqs)
+        self.live = structs.replace(self.live, cap=ready.cap)
         self.stats.set_window(ready.max_model_len)
         self.recorder.engine.ready(ready)
-        self.recorder.ticks.start(self.live.epoch, ready.max_num_seqs, self.live.slo)
+        self.recorder.ticks.start(self.live.epoch, ready.cap, self.live.slo)
         log.info(
             "ready",
             extra={
-                "max_num_seqs": ready.max_num_seqs,
+                "cap": ready.cap,
                 "ceiling": ready.ceiling,
-                "predicted": ready.predicted_max_num_seqs,
+                "predicted": ready.predicted_cap,
                 "epoch": self.live.epoch,
                 "kv_tokens": ready.kv_tokens,
                 "max_model_len": ready.max_model_len,
@@ -128,8 +128,8 @@ class Runtime(Generic[B_co]):
         if new != self.live:
             self.backend.configure(new.for_engine())
             self.live = new
-            self.recorder.ticks.configure(new.epoch, new.max_num_seqs, new.slo)
-            log.info("configured", extra={"epoch": new.epoch, "max_num_seqs": new.max_num_seqs})
+            self.recorder.ticks.configure(new.epoch, new.cap, new.slo)
+            log.info("configured", extra={"epoch": new.epoch, "cap": new.cap})
         return self.runtime_config()
 
     def evidence(self, after: int) -> Evidence:
@@ -179,7 +179,7 @@ class Runtime(Generic[B_co]):
             snapshot=self.recorder.engine.snapshot,
             open_requests=self.backend.num_open,
             epoch=self.live.epoch,
-            max_num_seqs=self.live.max_num_seqs,
+            cap=self.live.cap,
             ceiling=engine.ceiling if engine else 0,
             cache_config=cache,
             memory=self.recorder.engine.memory,

@@ -115,7 +115,7 @@ class SglangKey:
 
     def tell(self, limits: EngineLimits) -> None:
         """The cap is to be this."""
-        self._wanted = limits.max_num_seqs
+        self._wanted = limits.cap
         self._news.set()
 
     async def run(self) -> None:

@@ -52,7 +52,7 @@ class GateBackend:
     @property
     def books(self) -> Books:
         if self._books is None:
-            self._books = Books(self._ledger(), cap=self.queue.limits.max_num_seqs)
+            self._books = Books(self._ledger(), cap=self.queue.limits.cap)
         return self._books
 
     # -- requests
@@ -162,7 +162,7 @@ class GateBackend:
     def see(self) -> None:
         """Tell the evidence the state of now."""
         recorder, running, waiting = self._ledger().recorder, self.queue.running, self.queue.waiting
-        cap = self.queue.limits.max_num_seqs
+        cap = self.queue.limits.cap
         self.books.running, self.books.cap = running, cap
         in_cap = min(running, cap) if self.queue.ahead else running
         held = int(self.load.waiting or 0)
@@ -196,7 +196,7 @@ class GateBackend:
         return dict.fromkeys(self._flights.values())
 
     def _pace(self, num_free: int) -> Pace:
-        recorder, cap = self._ledger().recorder, self.queue.limits.max_num_seqs
+        recorder, cap = self._ledger().recorder, self.queue.limits.cap
         model, service_s = recorder.engine.step_model, recorder.recent.service_s() or 0.0
         return Pace(model.d / 1e3 if model else 0.0, service_s / cap, num_free)
 

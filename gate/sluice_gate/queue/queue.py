@@ -55,7 +55,7 @@ class Queue:
     def take(self) -> list[Flight]:
         """The flights that may begin now, in order. The first that does not fit ends the choice, so
         that no large one starves."""
-        most = self.limits.max_num_seqs + self.ahead
+        most = self.limits.cap + self.ahead
         taken: list[Flight] = []
         if not self.waiting or (self.running and self.running >= most):
             return taken

@@ -57,8 +57,8 @@ class Runtime:
     past: Past = Past()
 
     def data(self) -> dict[str, str]:
-        """The ConfigMap's data; workers read `epoch` and `max_num_seqs` when they start."""
-        cap = {} if self.cap is None else {"max_num_seqs": str(self.cap)}
+        """The ConfigMap's data; workers read `epoch` and `cap` when they start."""
+        cap = {} if self.cap is None else {"cap": str(self.cap)}
         past = msgspec.json.encode(self.past).decode()
         return {"epoch": str(self.epoch), **cap, "replicas": str(self.replicas), "past.json": past}
 
@@ -67,8 +67,8 @@ def parse(data: Mapping[str, str]) -> Runtime | None:
     """Read ConfigMap data; None if a person has spoilt the numbers."""
     epoch = count(data.get("epoch"), _MAX_EPOCH)
     replicas = count(data.get("replicas"), MAX_REPLICAS)
-    cap = count(data.get("max_num_seqs"), MAX_NUM_SEQS)
-    if epoch is None or replicas is None or ("max_num_seqs" in data and not cap):
+    cap = count(data.get("cap"), MAX_NUM_SEQS)
+    if epoch is None or replicas is None or ("cap" in data and not cap):
         return None
     return Runtime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
 

@@ -397,7 +397,7 @@ def _tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> _Tuned:
 def _unremembered(spec: Spec, observed: Observed) -> Runtime:
     """A new object, or one whose ConfigMap is gone or spoilt: its pods then report the state."""
     replicas = rival.replicas_of(observed.live.get("Deployment"))
-    running = [config.max_num_seqs for config in _configs(observed) if config.epoch]
+    running = [config.cap for config in _configs(observed) if config.epoch]
     cap = min(running) if running else spec.batching.initial_num_seqs
     return Runtime(0, cap, replicas)
 
@@ -427,14 +427,14 @@ def _settle(observed: Observed, runtime: Runtime) -> _Tuned:
 def _is_refused(observed: Observed, runtime: Runtime) -> bool:
     """True if a pod runs another cap in this very epoch."""
     return runtime.cap is not None and any(
-        config.epoch == runtime.epoch and config.max_num_seqs != min(runtime.cap, config.ceiling)
+        config.epoch == runtime.epoch and config.cap != min(runtime.cap, config.ceiling)
         for config in _configs(observed)
     )
 
 
 def _adopt(observed: Observed, runtime: Runtime) -> _Tuned:
     """The first cap is the least that the pods predict from their start-up profiles."""
-    predicted = [config.max_num_seqs for config in _configs(observed)]
+    predicted = [config.cap for config in _configs(observed)]
     if not predicted:
         return _Tuned(runtime, None)
     adopted = replace(runtime, cap=min(predicted), epoch=runtime.epoch + 1)
@@ -573,7 +573,7 @@ def _patches(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPa
             continue
         wanted: dict[str, Any] = {
             "epoch": runtime.epoch,
-            "max_num_seqs": min(runtime.cap, config.ceiling),
+            "cap": min(runtime.cap, config.ceiling),
             "slo": slo,
             "overload": spec.slo.told_overload,
             "scheduling_policy": spec.scheduling_policy,

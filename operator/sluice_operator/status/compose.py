@@ -87,7 +87,8 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
     }
     if decision is not None:
         # spec.slo may have been removed; then there is nothing to report about it.
-        parts["slo"] = _slo(decision) if service.spec.slo.has_target else {}
+        slo = service.spec.slo
+        parts["slo"] = _slo(decision, slo.percentile) if slo.has_target else {}
         parts |= {"load": _load(report, decision, now), "pods": _pods(decision)}
     status: dict[str, Any] = {
         "observedGeneration": service.generation,
@@ -463,7 +464,7 @@ def _batching(report: Report) -> dict[str, Any]:
     runtime, decision = report.runtime, report.decision
     part: dict[str, Any] = {
         "ceiling": report.ceiling,
-        "maxNumSeqs": runtime.cap,
+        "cap": runtime.cap,
         "initialNumSeqs": report.service.spec.batching.initial_num_seqs,
         "epoch": runtime.epoch,
         **_measured(report.configs),
@@ -503,8 +504,9 @@ def _why(move: Move, now: int) -> dict[str, Any]:
     return why if move.to == now else {**why, "proposed": move.to}
 
 
-def _slo(decision: Decision) -> dict[str, Any]:
+def _slo(decision: Decision, percentile: str) -> dict[str, Any]:
     part: dict[str, Any] = {name: _target(verdict) for name, verdict in decision.verdicts.items()}
+    part["percentile"] = percentile
     if decision.slo_met.holds is not None:
         part["met"] = decision.slo_met.holds
     for key, share in (("good", decision.good_share), ("smooth", decision.smooth_share)):
@@ -523,7 +525,7 @@ def _target(verdict: TargetVerdict) -> dict[str, Any]:
         "verdict": verdict.verdict,
     }
     if verdict.quantile_ms is not None:
-        part["p99"] = milliseconds(verdict.quantile_ms)
+        part["measured"] = milliseconds(verdict.quantile_ms)
     part["samplesNeeded"] = verdict.samples_needed
     part["verifiable"] = verdict.verifiable
     return part

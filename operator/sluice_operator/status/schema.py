@@ -52,7 +52,7 @@ def _target(name: str) -> Schema:
     return group(
         f"Evidence on {name} in the window.",
         target=say(TEXT, "The target, as a duration."),
-        p99=say(TEXT, "Measured at the percentile of the object, as a duration."),
+        measured=say(TEXT, "The measured time at `percentile`, as a duration."),
         over=say(COUNT, "Samples over target."),
         samples=say(COUNT, "Samples in the window."),
         allowedPercent=say(TEXT, "Share that may be over."),
@@ -105,7 +105,7 @@ STATUS = group(
     batching=group(
         "The cap on concurrent sequences of a pod.",
         ceiling=say(COUNT, "Most that memory and the user allow; fixed at start."),
-        maxNumSeqs=say(COUNT, "The cap in force."),
+        cap=say(COUNT, "The cap in force."),
         initialNumSeqs=say(COUNT, "The cap before any evidence."),
         capIs=one_of("Where the cap is held; gate: before an engine that runs more.", CapIs),
         gapsFrom=one_of("What gaps between tokens are measured on.", GapsFrom),
@@ -131,6 +131,7 @@ STATUS = group(
     ),
     slo=group(
         "The promise against what was measured.",
+        percentile=say(TEXT, "The percentile of the measured times, as `spec.slo` has it."),
         timeToFirstToken=_target("the first token"),
         interTokenLatency=_target("the gaps between tokens"),
         endToEnd=_target("whole requests"),
@@ -177,7 +178,7 @@ STATUS = group(
         misses=group(
             "First tokens over target in the window, each by the largest part of its time; of "
             "requests that were refused or never begun, by what they would have waited for.",
-            cap=say(COUNT, "Waiting for max_num_seqs."),
+            cap=say(COUNT, "Waiting for the cap."),
             kv=say(COUNT, "Waiting for KV blocks."),
             prefill=say(COUNT, "Computing prompts."),
             outside=say(COUNT, "Outside the engine: a cold start, tokenising, HTTP."),

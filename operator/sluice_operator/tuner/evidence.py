@@ -273,7 +273,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Workload:
 def _has_spare(pod: HeardPod) -> bool:
     """True if nothing waited and at most half of the cap ran for ten seconds."""
     return all(
-        2 * tick.max_running <= tick.max_num_seqs and not tick.waiting.total
+        2 * tick.max_running <= tick.cap and not tick.waiting.total
         for tick in pod.ticks[-k.STALE_TICKS :]
     )
 
@@ -354,7 +354,7 @@ def is_filled(tick: Tick) -> bool:
 
 
 def _reaches_cap(tick: Tick) -> bool:
-    return tick.max_running >= k.USED_SHARE * tick.max_num_seqs
+    return tick.max_running >= k.USED_SHARE * tick.cap
 
 
 def cap_is_used(ticks: Sequence[Tick]) -> bool:

@@ -59,7 +59,7 @@ async def _well(at: Stage) -> tuple[bool, str]:
     )
     if at.gate.exit_code() is not None:
         return False, f"then {reply.status or 'no answer'}"
-    cap = at.gate.worker.metric("sluice_max_num_seqs")
+    cap = at.gate.worker.metric("sluice_cap")
     return reply.status == 200 and cap == CAP, f"then {reply.status}, cap {cap:g}"
 
 

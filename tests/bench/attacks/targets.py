@@ -52,8 +52,8 @@ async def other_host(directory: Path) -> Came:
 async def admin_port(directory: Path) -> Came:
     with stage(directory, *CAP_FLAGS) as at:
         target = "@{}:{}/v1/runtime_config".format(*at.gate.admin)
-        reply = await raw(at, "PATCH", target, body={"max_num_seqs": 1, "epoch": 1})
-        cap = int(at.gate.worker.metric("sluice_max_num_seqs"))
+        reply = await raw(at, "PATCH", target, body={"cap": 1, "epoch": 1})
+        cap = int(at.gate.worker.metric("sluice_cap"))
         ok = reply.status == 400 and cap == CAP
         return came(at.gate, ok, f"{reply.status}; the cap is {cap}", cap=cap)
 

@@ -94,7 +94,7 @@ def test_only_outputs_are_padded_by_static_batches() -> None:
 
 def test_the_cap_is_compared_with_what_memory_lets_run() -> None:
     body = service_under_traffic()
-    body["status"]["memory"]["sequences"] = body["status"]["batching"]["maxNumSeqs"]
+    body["status"]["memory"]["sequences"] = body["status"]["batching"]["cap"]
     found = build(body)
     assert found["cap"]["most"] == 4
     assert found["cap"]["costs_percent"] == 0

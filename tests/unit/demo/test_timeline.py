@@ -105,8 +105,8 @@ def test_status_without_samples_is_a_row_of_dashes() -> None:
 
 def test_worst_verdict_of_the_targets_is_shown() -> None:
     slo = {
-        "timeToFirstToken": {"verdict": "Headroom", "p99": "1.5s"},
-        "interTokenLatency": {"verdict": "Breach", "p99": "31ms"},
+        "timeToFirstToken": {"verdict": "Headroom", "measured": "1.5s"},
+        "interTokenLatency": {"verdict": "Breach", "measured": "31ms"},
     }
     seen = timeline.row(0.0, "high", {"status": {"slo": slo}}, [])
     assert (seen.verdict, seen.ttft_p99_ms, seen.itl_p99_ms) == ("Breach", 1500.0, 31.0)

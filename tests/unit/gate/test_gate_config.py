@@ -20,11 +20,11 @@ UPSTREAM = ("--upstream", "http://127.0.0.1:8100")
 def test_a_cap_of_the_operator_over_this_engines_capacity_starts_at_the_capacity(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "max_num_seqs").write_text("64")
+    (tmp_path / "cap").write_text("64")
     (tmp_path / "epoch").write_text("7")
     config = parse([*UPSTREAM, "--max-num-seqs", "8", "--runtime-config-dir", str(tmp_path)], {})
     live = live_at_start(config)
-    assert (live.max_num_seqs, live.epoch) == (8, 7)
+    assert (live.cap, live.epoch) == (8, 7)
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -58,11 +58,11 @@ def test_a_target_that_is_no_path_of_ours_is_answered_400(
 
 def test_the_admin_port_is_out_of_reach_of_clients(made: Engine, open_gate: Worker) -> None:
     port = open_gate.admin_url.rpartition(":")[2]
-    patch = b'{"epoch": 1, "max_num_seqs": 1}'
+    patch = b'{"epoch": 1, "cap": 1}'
     head = f"PATCH @127.0.0.1:{port}/v1/runtime_config HTTP/1.1\r\n{HOST}"
     status, _ = exchange(open_gate.url, f"{head}content-length: {len(patch)}\r\n\r\n", patch)
     assert status == 400
-    assert httpx.get(f"{open_gate.admin_url}/v1/runtime_config").json()["max_num_seqs"] > 1
+    assert httpx.get(f"{open_gate.admin_url}/v1/runtime_config").json()["cap"] > 1
 
 
 @pytest.mark.parametrize(

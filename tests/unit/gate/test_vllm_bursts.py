@@ -40,7 +40,7 @@ def served(
     may_hold: bool = True,
     at_once: int = 1,
 ) -> Machine:
-    cap = limits.max_num_seqs
+    cap = limits.cap
     scheduler = Scheduler(
         max_num_running_reqs=cap,
         max_num_active_reqs=cap,

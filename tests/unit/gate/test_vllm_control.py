@@ -61,7 +61,7 @@ def test_the_gate_is_told_what_the_engine_holds(gate: Gate, controlled: Make) ->
     controlled(gate.path)
     gate.until(lambda: gate.ready is not None)
     assert gate.ready is not None
-    assert (gate.ready.ceiling, gate.ready.max_num_seqs) == (CEILING, CEILING)
+    assert (gate.ready.ceiling, gate.ready.cap) == (CEILING, CEILING)
     assert (gate.ready.num_blocks, gate.ready.kv_tokens) == (100, 1600)
     assert gate.ready.kernels == "vLLM 0"
 
@@ -140,7 +140,7 @@ def test_the_limits_outlive_their_gate(gate: Gate, controlled: Make) -> None:
     scheduler.come(Request("a"))
     for _ in range(3):
         step(control, scheduler)
-    assert control.limits.max_num_seqs == 4
+    assert control.limits.cap == 4
 
 
 def test_a_gate_that_comes_late_is_found(gate: Gate, controlled: Make) -> None:
@@ -148,7 +148,7 @@ def test_a_gate_that_comes_late_is_found(gate: Gate, controlled: Make) -> None:
     control, _ = controlled(path, epoch=0)
     late = Gate(path, EngineLimits(7, 3, 64))
     until_in_force(control, 7)
-    assert control.limits.max_num_seqs == 3
+    assert control.limits.cap == 3
     late.close()
 
 

@@ -11,7 +11,7 @@ from sluice_vllm.order import DeadlineOrder, own_deadline_ms
 
 PRICE_S = 0.001
 DEADLINE = EngineLimits(
-    epoch=1, max_num_seqs=4, max_num_batched_tokens=512, ttft_ms=1000.0, policy="deadline"
+    epoch=1, cap=4, max_num_batched_tokens=512, ttft_ms=1000.0, policy="deadline"
 )
 
 

@@ -19,7 +19,7 @@ CAP, TOKENS, TTFT_S = 32, 2048, 1.0
 COST = Cost(10.0, 0.5, 0.0, 0.4, noise=0.0)
 LIMITS = EngineLimits(
     epoch=0,
-    max_num_seqs=CAP,
+    cap=CAP,
     max_num_batched_tokens=TOKENS,
     itl_ms=44.0,
     ttft_ms=1e3 * TTFT_S,

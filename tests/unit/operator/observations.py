@@ -70,7 +70,7 @@ def create_pod(name: str = "demo-1", **status: Any) -> Pod:
 def create_config(**changes: Any) -> RuntimeConfig:
     """What a pod at epoch 1, cap 4 and the valid object's targets answers."""
     values = {
-        "epoch": 1, "max_num_seqs": 4, "max_num_batched_tokens": 2048,
+        "epoch": 1, "cap": 4, "max_num_batched_tokens": 2048,
         "slo": Slo(500.0, 50.0), "overload": "Queue", "ceiling": 64, "running": 0,
         "waiting": Waiting(), "boot_id": "boot-1", "scheduling_policy": "deadline",
         "hold_share": 1.0, **changes,
@@ -92,7 +92,7 @@ def create_tick(seq: int, **changes: Any) -> Tick:
     """A closed tick of 2 s in which nothing happened, at epoch 1 and cap 4, ending after NOW."""
     values = {
         "seq": seq, "t_s": NOW + 2 * seq, "epoch": 1, "boot_id": "boot-1", "settled": True,
-        "max_num_seqs": 4, "arrivals": 0, "refused": 0, "finished": 0, "good": 0, "smooth": 0,
+        "cap": 4, "arrivals": 0, "refused": 0, "finished": 0, "good": 0, "smooth": 0,
         "ttft": FirstTokens(), "itl": TokenGaps(), "e2e": Requests(), "steps": 0, "decodes": 0,
         "prefill_tokens": 0, "generated_tokens": 0, "busy_s": 0.0, "throttled_s": 0.0,
         "running": 0, "max_running": 0, "waiting": Waiting(), **changes,

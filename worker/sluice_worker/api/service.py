@@ -239,7 +239,7 @@ def live_at_start(config: WorkerConfig) -> RuntimeLimits:
     engine, server = config.engine, config.server
     return RuntimeLimits(
         epoch=engine.epoch,
-        max_num_seqs=1,
+        cap=1,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         slo=server.slo,
         overload=server.overload,

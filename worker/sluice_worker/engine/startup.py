@@ -329,7 +329,7 @@ class _Start:
         config = self.config
         return EngineLimits(
             epoch=config.epoch,
-            max_num_seqs=min(config.initial_num_seqs or predicted, ceiling),
+            cap=min(config.initial_num_seqs or predicted, ceiling),
             max_num_batched_tokens=config.max_num_batched_tokens,
             itl_ms=config.itl_ms,
             ttft_ms=config.ttft_ms,
@@ -367,8 +367,8 @@ class _Start:
     ) -> Ready:
         return Ready(
             ceiling=plan.ceiling,
-            predicted_max_num_seqs=predicted,
-            max_num_seqs=limits.max_num_seqs,
+            predicted_cap=predicted,
+            cap=limits.cap,
             max_model_len=self.max_model_len,
             block_size=self.block_size,
             num_blocks=plan.num_blocks,

@@ -151,7 +151,7 @@ class Scheduler:
         is_short = self.counters.num_preemptions > before
         works = [work for work in ready if work.sequence not in self._held]
         line = iter(()) if is_short else self._line(works, law, now)
-        first = list(islice(line, max(self.limits.max_num_seqs - len(works), 0)))
+        first = list(islice(line, max(self.limits.cap - len(works), 0)))
         division = self._divide(law, works, first, now, may_hold=not is_short)
         released = self._held.difference(division.held)
         works += (free := [work for work in ready if work.sequence in released])
@@ -250,7 +250,7 @@ class Scheduler:
         line."""
         self._has_no_time = False
         if not self._has_order and may_admit:
-            places = self.limits.max_num_seqs
+            places = self.limits.cap
             if self.static is not None:
                 places = min(places, self.static.places(self.waiting, self.running, now))
             self._admission.by_arrival(places)
@@ -260,7 +260,7 @@ class Scheduler:
                 ordered = self._queue.candidates(others, now, Pace(0.0))
                 others = [s for s in ordered if s.block_ids and s not in decoding]
             return others
-        places = self.limits.max_num_seqs - len(decoding)
+        places = self.limits.cap - len(decoding)
         candidates = (sequence for sequence in line if sequence not in decoding)
         prefills, self._has_no_time = self._admission.by_order(candidates, others, places, budget)
         return prefills
@@ -273,7 +273,7 @@ class Scheduler:
     def _pace(self, decodes: Seq[StepWork], law: ChunkLaw) -> Pace:
         """How fast the line moves beside `decodes`."""
         self.price_s = law.price_s(self.limits, *shape_of(decodes))
-        cap = self.limits.max_num_seqs
+        cap = self.limits.cap
         return Pace(self.price_s, self._running.decode_s / cap, cap - len(decodes))
 
     def _terms(self, sequence: Sequence) -> Terms:
@@ -286,7 +286,7 @@ class Scheduler:
     def _why_blocked(self) -> Lack | None:
         """The resource that a request arriving now would wait for."""
         is_closed = self.static is not None and bool(self.running or self.waiting)
-        if is_closed or self._running.num_computing >= self.limits.max_num_seqs:
+        if is_closed or self._running.num_computing >= self.limits.cap:
             return "cap"
         if self._has_no_time:
             return "time"

@@ -87,7 +87,7 @@ class Step:
             num_padding=num_padding,
             scores_prompts=any(work.sequence.needs_prompt_scores for work in works),
             num_running=num_running,
-            at_cap=num_running >= AT_CAP_SHARE * limits.max_num_seqs,
+            at_cap=num_running >= AT_CAP_SHARE * limits.cap,
             limits=limits,
             admitted=tuple(admitted),
             prefill_follows=prefill_follows,

@@ -213,7 +213,7 @@ def test_a_cap_holds_from_the_next_step_on_and_what_is_over_it_drains() -> None:
     assert most == [2, 8, 1]
     assert len(pod.scheduler.running) == 2
     assert pod.view(now_s).config is not None
-    assert {(tick.epoch, tick.max_num_seqs) for tick in ticks(pod)} >= {(2, 8), (3, 1), (4, 2)}
+    assert {(tick.epoch, tick.cap) for tick in ticks(pod)} >= {(2, 8), (3, 1), (4, 2)}
 
 
 def test_a_step_takes_what_the_noise_says() -> None:

@@ -111,7 +111,7 @@ def serving(directory: Path, policy: SchedulingPolicy) -> Service:
     """One whose cap of four is full, behind which six wait that are late."""
     service = create_service(directory, ServerConfig())
     service.runtime.live = structs.replace(
-        service.runtime.live, slo=Slo(ttft_ms=2000), scheduling_policy=policy, max_num_seqs=4
+        service.runtime.live, slo=Slo(ttft_ms=2000), scheduling_policy=policy, cap=4
     )
     recorder, now_s = service.runtime.recorder, time.monotonic()
     recorder.engine.step_model = StepModel(a=5.0, b=0.0, c=0.0, d=0.01, n=50, resid_q=1.0)

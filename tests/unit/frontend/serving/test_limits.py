@@ -10,7 +10,7 @@ from sluice_frontend.serving.limits import RuntimeLimits
 
 LIVE = RuntimeLimits(
     epoch=7,
-    max_num_seqs=8,
+    cap=8,
     max_num_batched_tokens=512,
     slo=Slo(ttft_ms=500),
     overload="Queue",
@@ -27,9 +27,9 @@ def changed(**fields: object) -> RuntimeLimits:
     ("fields", "error", "param"),
     [
         ({"epoch": 6}, StaleEpoch, "epoch"),
-        ({"max_num_seqs": 9}, StaleEpoch, "epoch"),
+        ({"cap": 9}, StaleEpoch, "epoch"),
         ({"max_num_batched_tokens": 256}, StaleEpoch, "epoch"),
-        ({"epoch": 8, "max_num_seqs": 17}, OverCeiling, "max_num_seqs"),
+        ({"epoch": 8, "cap": 17}, OverCeiling, "cap"),
         ({"epoch": 8, "max_num_batched_tokens": 7}, OverCeiling, "max_num_batched_tokens"),
         ({"epoch": 8, "max_num_batched_tokens": 1025}, OverCeiling, "max_num_batched_tokens"),
     ],
@@ -57,8 +57,8 @@ def test_a_patch_sent_twice_is_in_force_once(
     except SluiceError:
         return
     assert once.changed(patch, ceiling=16, largest_budget=1024) == once
-    assert (once.max_num_seqs, once.max_num_batched_tokens) == (cap or 8, budget or 512)
-    assert once.max_num_seqs <= once.max_num_batched_tokens
+    assert (once.cap, once.max_num_batched_tokens) == (cap or 8, budget or 512)
+    assert once.cap <= once.max_num_batched_tokens
 
 
 def test_only_shedding_gives_requests_a_deadline_that_bring_none() -> None:

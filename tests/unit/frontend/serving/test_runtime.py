@@ -21,8 +21,8 @@ MEMORY_BYTES = 1 << 30
 LIVE = RuntimeLimits(0, 1, 512, Slo(), "Queue", None)
 READY = Ready(
     ceiling=2,
-    predicted_max_num_seqs=2,
-    max_num_seqs=2,
+    predicted_cap=2,
+    cap=2,
     max_model_len=64,
     block_size=16,
     num_blocks=8,
@@ -109,8 +109,8 @@ async def test_a_foreign_engine_gets_what_its_limits_hold_and_a_cap_that_is_chan
     runtime.backend.sinks = dict.fromkeys("abc")  # type: ignore[assignment]
     with pytest.raises(QueueFull, match="max_num_queued_reqs is 1"):
         await admit(runtime)
-    runtime.patch(RuntimePatch(epoch=1, max_num_seqs=1))
-    assert [(limits.epoch, limits.max_num_seqs) for limits in runtime.backend.limits] == [(1, 1)]
+    runtime.patch(RuntimePatch(epoch=1, cap=1))
+    assert [(limits.epoch, limits.cap) for limits in runtime.backend.limits] == [(1, 1)]
     recorder = runtime.recorder
     recorder.advance(recorder.ticks.start_s + TICK_SECONDS, 0.0, 0.0)
     evidence = runtime.evidence(0)

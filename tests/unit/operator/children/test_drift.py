@@ -112,7 +112,7 @@ def test_a_memory_that_an_earlier_operator_wrote_is_read() -> None:
         {"epoch": "1", "replicas": "-1"},
         {"epoch": "9" * 20, "replicas": "1"},
         {"epoch": "1", "replicas": "1001"},
-        {"epoch": "1", "replicas": "1", "max_num_seqs": "4097"},
+        {"epoch": "1", "replicas": "1", "cap": "4097"},
     ],
 )
 def test_nonsense_in_the_configmap_is_not_taken_for_a_runtime(data: dict[str, str]) -> None:

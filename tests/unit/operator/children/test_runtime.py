@@ -28,7 +28,7 @@ from unit.operator.observations import (
     create_tick,
 )
 
-KNOWN = {"epoch": "1", "replicas": "1", "max_num_seqs": "4"}
+KNOWN = {"epoch": "1", "replicas": "1", "cap": "4"}
 BREACHED = {"cap": 5, "time_s": 1.0, "times": 1, "mean_tokens": 100.0}
 LOADED = {"cap": 5, "time_s": 1.0, "times": 1, "per_s": 1.0}
 CHANGE = {"time_s": 1.0, "from_cap": 2, "to_cap": 4, "epoch": 1, "reason": "Headroom"}

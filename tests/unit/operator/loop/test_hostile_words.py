@@ -193,4 +193,4 @@ def test_a_pods_report_with_misleading_names_is_refused(char: str) -> None:
 def test_a_number_of_a_config_map_that_is_none_is_as_if_it_were_spoilt(text: str) -> None:
     assert parse({"epoch": text, "replicas": "1"}) is None
     assert parse({"epoch": "1", "replicas": text}) is None
-    assert parse({"epoch": "1", "replicas": "1", "max_num_seqs": text}) is None
+    assert parse({"epoch": "1", "replicas": "1", "cap": text}) is None

@@ -145,7 +145,7 @@ def test_pods_of_a_spec_that_did_fit_are_looked_after() -> None:
     (pods,) = (manifest for manifest in planned.apply if manifest["kind"] == "Deployment")
     assert pods["spec"]["replicas"] == 2
     assert pods["spec"]["template"] == live["Deployment"]["spec"]["template"]
-    assert [item.patch.max_num_seqs for item in planned.patches] == [4]
+    assert [item.patch.cap for item in planned.patches] == [4]
     assert _condition(planned, "SLOMet")["reason"] == "NoTraffic"
     assert _condition(planned, "Stalled")["reason"] == "InsufficientMemory"
 
@@ -176,9 +176,7 @@ def test_a_model_that_cannot_be_read_starts_where_its_pods_predict() -> None:
     assert planned.runtime.cap is None
     assert _condition(planned, "ModelFits")["status"] == "Unknown"
     assert "Deployment" in _kinds(planned)
-    predicted = replace(
-        _serving(service, epoch=0, max_num_seqs=24), fit=unread, runtime=planned.runtime
-    )
+    predicted = replace(_serving(service, epoch=0, cap=24), fit=unread, runtime=planned.runtime)
     adopted = _plan(service, predicted)
     assert adopted.runtime is not None
     assert (adopted.runtime.cap, adopted.runtime.epoch) == (24, 1)
@@ -220,13 +218,13 @@ def test_the_first_cap_is_the_least_that_pods_predict() -> None:
     service = create_service()
     pods = (create_pod("demo-1"), create_pod("demo-2"))
     caps = {"uid-demo-1": 12, "uid-demo-2": 9}
-    scrapes = {uid: create_scrape(epoch=0, max_num_seqs=cap) for uid, cap in caps.items()}
+    scrapes = {uid: create_scrape(epoch=0, cap=cap) for uid, cap in caps.items()}
     observed = create_observed(service, pods=pods, scrapes=scrapes, runtime=Runtime(0, None, 1))
     planned = _plan(service, observed)
     assert planned.runtime is not None
     assert (planned.runtime.cap, planned.runtime.epoch) == (9, 1)
     assert _kinds(planned)[0] == "ConfigMap"
-    assert {item.patch.max_num_seqs for item in planned.patches} == {9}
+    assert {item.patch.cap for item in planned.patches} == {9}
 
 
 def test_pods_that_are_about_to_be_rolled_are_not_told_as_settled() -> None:
@@ -270,7 +268,7 @@ def test_a_lowered_maximum_lowers_the_cap_in_a_new_epoch() -> None:
     assert (planned.runtime.cap, planned.runtime.epoch) == (2, 2)
     [told] = [notice for notice in _notices(planned) if notice.reason == "WithinLimits"]
     assert told.message.startswith("epoch 2: cap 4 -> 2: the cap 4 is outside 1..2")
-    assert [(p.patch.epoch, p.patch.max_num_seqs) for p in planned.patches] == [(2, 2)]
+    assert [(p.patch.epoch, p.patch.cap) for p in planned.patches] == [(2, 2)]
 
 
 @pytest.mark.parametrize("mode", ["Enforce", "Advisory"])
@@ -310,7 +308,7 @@ def test_a_pod_that_is_not_as_it_should_be_is_sent_everything_again(
     service = create_service()
     planned = _plan(service, _serving(service, **config))
     [item] = planned.patches
-    assert (item.patch.epoch, item.patch.max_num_seqs) == (1, 4)
+    assert (item.patch.epoch, item.patch.cap) == (1, 4)
     assert item.patch.slo == Slo(500.0, 50.0)
 
 
@@ -326,14 +324,14 @@ def test_an_edited_order_reaches_the_pods_in_the_same_epoch_and_restarts_none() 
     planned = _plan(create_service(batching__order="FCFS"), observed)
     assert "Deployment" not in _kinds(planned)
     [patch] = [item.patch for item in planned.patches]
-    assert (patch.epoch, patch.max_num_seqs, patch.scheduling_policy) == (1, 4, "fcfs")
+    assert (patch.epoch, patch.cap, patch.scheduling_policy) == (1, 4, "fcfs")
 
 
 def test_an_edited_share_of_a_hold_reaches_the_pods_in_the_same_epoch_and_restarts_none() -> None:
     planned = _plan(create_service(slo__holdShare="0.25"), _serving(create_service()))
     assert "Deployment" not in _kinds(planned)
     [patch] = [item.patch for item in planned.patches]
-    assert (patch.epoch, patch.max_num_seqs, patch.hold_share) == (1, 4, 0.25)
+    assert (patch.epoch, patch.cap, patch.hold_share) == (1, 4, 0.25)
 
 
 def test_an_older_pod_is_not_sent_a_share_that_it_would_refuse() -> None:
@@ -345,9 +343,9 @@ def test_an_older_pod_is_not_sent_a_share_that_it_would_refuse() -> None:
 
 def test_a_pod_with_another_cap_in_our_epoch_is_told_in_a_new_one() -> None:
     service = create_service()
-    planned = _plan(service, _serving(service, max_num_seqs=3))
+    planned = _plan(service, _serving(service, cap=3))
     [item] = planned.patches
-    assert (item.patch.epoch, item.patch.max_num_seqs) == (2, 4)
+    assert (item.patch.epoch, item.patch.cap) == (2, 4)
 
 
 def test_edited_targets_reach_the_pods_and_restart_none() -> None:
@@ -365,18 +363,18 @@ def test_a_pod_is_never_sent_a_cap_over_its_own_ceiling() -> None:
     pods = (*observed.pods, create_pod("demo-2"))
     scrapes = {**observed.scrapes, "uid-demo-2": create_scrape(ceiling=3, epoch=0)}
     planned = _plan(service, replace(observed, pods=pods, scrapes=scrapes))
-    assert {item.patch.max_num_seqs for item in planned.patches} == {3}
+    assert {item.patch.cap for item in planned.patches} == {3}
 
 
 def test_one_pod_on_a_smaller_gpu_does_not_take_the_cap_of_all() -> None:
     service = create_service()
     observed = replace(_serving(service), runtime=Runtime(1, 12, 2))
     pods = (*observed.pods, create_pod("demo-2"))
-    scrapes = {**observed.scrapes, "uid-demo-2": create_scrape(ceiling=3, epoch=1, max_num_seqs=3)}
+    scrapes = {**observed.scrapes, "uid-demo-2": create_scrape(ceiling=3, epoch=1, cap=3)}
     planned = _plan(service, replace(observed, pods=pods, scrapes=scrapes))
     assert planned.runtime is not None
     assert planned.runtime.cap == 12
-    assert {item.patch.max_num_seqs for item in planned.patches} == {3, 12}
+    assert {item.patch.cap for item in planned.patches} == {3, 12}
 
 
 def test_pods_past_our_epoch_are_overtaken() -> None:
@@ -416,7 +414,7 @@ def test_a_deployment_that_a_webhook_changes_is_not_called_rolling_out() -> None
 
 def test_an_edit_that_is_refused_leaves_the_cap_of_what_serves() -> None:
     service = create_service(batching__maxNumSeqs=1024, batching__maxNumBatchedTokens=2048)
-    config = {"ceiling": 1024, "max_num_seqs": 600}
+    config = {"ceiling": 1024, "cap": 600}
     observed = replace(_serving(service, **config), runtime=Runtime(1, 600, 1))
     refused = replace(observed, fit=judge(service.spec, Refused("quantization_config")))
     planned = _plan(service, refused)
@@ -542,7 +540,7 @@ def test_a_breach_raises_the_cap_persists_it_first_and_tells_with_its_numbers() 
     assert planned.runtime.cap > 4
     assert planned.runtime.epoch == 2
     data = planned.apply[0]["data"]
-    assert (data["epoch"], data["max_num_seqs"]) == ("2", str(planned.runtime.cap))
+    assert (data["epoch"], data["cap"]) == ("2", str(planned.runtime.cap))
     assert [item.patch.epoch for item in planned.patches] == [2]
     [told] = [n for n in _notices(planned) if n.message.startswith("epoch 2: cap 4 ->")]
     assert "timeToFirstToken 500ms: n=600, over=600, Breach" in told.message
@@ -577,7 +575,7 @@ def test_advisory_mode_reports_what_it_would_do() -> None:
     scrape = replace(create_scrape(running=4), evidence=_breached(30), seen_s=NOW + 62)
     observed = replace(_serving(service), scrapes={"uid-demo-1": scrape})
     status: Any = _plan(service, observed, NOW + 62).status
-    assert status["batching"]["maxNumSeqs"] == 4
+    assert status["batching"]["cap"] == 4
     assert status["batching"]["proposed"] > 8  # as far as the step model sees
     assert status["batching"]["reason"] == Reason.HEADROOM
 
@@ -611,7 +609,7 @@ def test_what_a_pod_that_is_gone_served_belongs_to_the_promise() -> None:
 def test_a_lost_configmap_keeps_the_replicas_and_the_cap_that_serve() -> None:
     service = create_service(scaling__maxReplicas=8)
     pods = tuple(create_pod(f"demo-{i}") for i in range(6))
-    scrapes = {pod.uid: create_scrape(epoch=7, max_num_seqs=12) for pod in pods}
+    scrapes = {pod.uid: create_scrape(epoch=7, cap=12) for pod in pods}
     first = create_observed(service, pods=pods, scrapes=scrapes, runtime=Runtime(7, 12, 6))
     written = _after(_plan(service, first), first)
     planned = _plan(service, replace(written, runtime=None))
@@ -626,7 +624,7 @@ def test_a_lost_configmap_keeps_the_least_cap_that_was_decided_and_no_first_one(
     said = {"demo-1": (7, 12), "demo-2": (6, 9), "demo-3": (0, 3)}
     pods = tuple(create_pod(name) for name in said)
     scrapes = {
-        pod.uid: create_scrape(epoch=epoch, max_num_seqs=cap)
+        pod.uid: create_scrape(epoch=epoch, cap=cap)
         for pod, (epoch, cap) in zip(pods, said.values(), strict=True)
     }
     planned = _plan(service, create_observed(service, pods=pods, scrapes=scrapes))

@@ -409,7 +409,7 @@ async def test_pods_that_serve_are_looked_after_though_a_child_cannot_be_read(
             await reconciler.reconcile()
         assert ("GET", "/v1/evidence") in ports.asked
         assert ("PATCH", "/v1/runtime_config") in ports.asked
-        assert store.objects["ConfigMap", "demo-runtime"]["data"]["max_num_seqs"] == "2"
+        assert store.objects["ConfigMap", "demo-runtime"]["data"]["cap"] == "2"
         assert _condition(store, "Ready")[0] == "True"
         assert _condition(store, "Stalled") == ("True", "ApplyFailed")
     assert "ApplyFailed" in _reasons(store)

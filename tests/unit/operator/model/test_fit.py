@@ -46,7 +46,7 @@ def test_a_ceiling_is_memorys_only_where_memory_is_what_ends_it(
     service = create_service(**changes)
     assert ceiling_of(service.spec, create_fit(service.spec)) == ceiling
     pod = create_pod()
-    scrapes = {pod.uid: create_scrape(ceiling=ceiling, max_num_seqs=ceiling)}
+    scrapes = {pod.uid: create_scrape(ceiling=ceiling, cap=ceiling)}
     seen = create_observed(service, pods=(pod,), scrapes=scrapes, runtime=Runtime(1, ceiling, 1))
     batching: Any = plan(service, seen, SETTINGS, NOW).status["batching"]
     assert (batching["ceiling"], batching["limitedBy"]) == (ceiling, limited_by)
@@ -70,7 +70,7 @@ def test_what_limits_a_model_that_nobody_has_read_is_not_known() -> None:
     service = create_service(batching__initialNumSeqs=6)
     seen = create_observed(service, fit=judge(service.spec, UNREAD))
     batching: Any = plan(service, seen, SETTINGS, NOW).status["batching"]
-    assert (batching["maxNumSeqs"], "limitedBy" in batching) == (6, False)
+    assert (batching["cap"], "limitedBy" in batching) == (6, False)
 
 
 def test_a_model_that_cannot_be_read_gets_no_more_sequences_than_a_step_has_tokens() -> None:

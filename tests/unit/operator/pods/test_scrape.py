@@ -504,6 +504,6 @@ async def test_a_refused_patch_is_an_error_that_names_the_status() -> None:
 async def test_an_accepted_patch_is_remembered_as_the_pods_configuration() -> None:
     async with _admin_port(_healthy) as target, create_client() as client:
         scraper = _scraper(client)
-        config = await scraper.patch(target, "t", RuntimePatch(epoch=1, max_num_seqs=4))
-        assert config.max_num_seqs == 4
+        config = await scraper.patch(target, "t", RuntimePatch(epoch=1, cap=4))
+        assert config.cap == 4
         assert scraper.knows(target.uid)

@@ -105,7 +105,7 @@ def test_a_few_objects_are_seen_at_most_ten_seconds_late() -> None:
         {"observedGeneration": 2},
         {"replicas": 2},
         {"readyReplicas": 2},
-        {"batching": {"maxNumSeqs": 5}},
+        {"batching": {"cap": 5}},
         {"batching": {"epoch": 5}},
         {"batching": {"reason": "Headroom"}},
         {"scaling": {"history": [{"from": 1, "to": 2}]}},

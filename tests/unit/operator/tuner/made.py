@@ -33,7 +33,7 @@ def tick(seq: int, **changes: Any) -> Tick:
         epoch=1,
         boot_id="boot",
         settled=True,
-        max_num_seqs=8,
+        cap=8,
         arrivals=10,
         refused=0,
         finished=10,

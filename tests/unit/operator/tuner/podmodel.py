@@ -364,7 +364,7 @@ class Pod:
             epoch=self.epoch,
             boot_id=self.name,
             settled=tick.settled and not self.draining_to_cap,
-            max_num_seqs=self.cap,
+            cap=self.cap,
             arrivals=tick.arrivals,
             refused=tick.refused,
             finished=tick.finished,
@@ -446,7 +446,7 @@ class Pod:
         targets = self.targets
         return RuntimeConfig(
             epoch=self.epoch,
-            max_num_seqs=self.cap,
+            cap=self.cap,
             max_num_batched_tokens=self.shape.max_num_batched_tokens,
             slo=Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms),
             overload=targets.overload,

@@ -139,7 +139,7 @@ def test_a_raise_goes_at_once_half_as_far_as_a_sure_model_points_and_else_double
     """22 are predicted at 55 ms a token. The ceiling is 64."""
     usual: dict[str, Any] = {"model": MODEL, "chunk_is": "live", "steps": 125, "itl_ms": 55.0}
     asked = usual | changes
-    full = {"max_num_seqs": 2, "max_running": 2, "waiting": QUEUED, "ttft": late(10, 10)}
+    full = {"cap": 2, "max_running": 2, "waiting": QUEUED, "ttft": late(10, 10)}
     queued = full | {"steps": asked.pop("steps")}
     targets = replace(TARGETS, itl_ms=asked.pop("itl_ms"))
     ticks = [tick(seq, **queued) for seq in range(1, 31)]

@@ -20,7 +20,7 @@ def at_the_limit(random: Random, seq: int, cap: int, epoch: int) -> Tick:
     return tick(
         seq,
         epoch=epoch,
-        max_num_seqs=cap,
+        cap=cap,
         max_running=cap,
         itl=gaps(125 * cap, slow_steps * cap),
         ttft=late(10, slow_starts),

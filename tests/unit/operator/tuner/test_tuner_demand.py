@@ -183,8 +183,8 @@ MODEL = StepTime(StepLaw(a=10.0, b=1.0, c=0.0, d=0.0))
     ("changes", "seen"),
     [
         ({"generated_tokens": 800, "waiting": Waiting(cap=9)}, 0.9),
-        ({"generated_tokens": 800, "waiting": Waiting(kv=9), "max_num_seqs": 64}, 0.9),
-        ({"generated_tokens": 800, "waiting": Waiting(cap=9), "max_num_seqs": 64}, 1.0),
+        ({"generated_tokens": 800, "waiting": Waiting(kv=9), "cap": 64}, 0.9),
+        ({"generated_tokens": 800, "waiting": Waiting(cap=9), "cap": 64}, 1.0),
         ({"generated_tokens": 800}, 1.0),
     ],
     ids=["at the cap", "memory is full", "neither", "nobody waits"],

@@ -12,7 +12,7 @@ MODEL = StepModel(40.0, 2.0, 0.0, 0.05, 1000, 1.05)
 """A request of 100 tokens beside n - 1 others takes 4 + 0.203 n s: 22 at once take 8.5."""
 ENDS = replace(TARGETS, ttft_ms=None, itl_ms=None, e2e_ms=10_000)
 FULL: dict[str, Any] = {
-    "arrivals": 2, "steps": 15, "decodes": 990, "max_num_seqs": 64, "max_running": 64,
+    "arrivals": 2, "steps": 15, "decodes": 990, "cap": 64, "max_running": 64,
     "running": 64, "e2e": Requests(10, 10),
 }  # fmt: skip
 """64 run at once and end after 17 s; one a second comes, for which six would do."""
@@ -48,7 +48,7 @@ def test_it_stays_where_fewer_at_once_would_not_help(changes: dict[str, Any]) ->
 
 
 def test_whoever_waits_then_raises_it_no_further() -> None:
-    waits: dict[str, Any] = {"max_num_seqs": 22, "max_running": 22, "waiting": Waiting(cap=40)}
+    waits: dict[str, Any] = {"cap": 22, "max_running": 22, "waiting": Waiting(cap=40)}
     _, decision = decided(22, **waits)
     assert (decision.cap, decision.cap_move.reason) == (22, "EndsAtTarget")
     assert decision.limited_by == "EndToEnd"

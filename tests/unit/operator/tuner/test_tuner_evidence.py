@@ -58,7 +58,7 @@ def test_killed_between_persisting_and_sending_the_change_is_held_then_goes_on()
     for past in (Past(), before):
         _, held = decide(past, observation(pod("a", ticks), **persisted))
         assert (held.cap, held.cap_move.reason) == (16, "AwaitingAcknowledgement")
-        sent = pod("a", [*ticks, tick(20, epoch=2, max_num_seqs=16)], epoch=2)
+        sent = pod("a", [*ticks, tick(20, epoch=2, cap=16)], epoch=2)
         _, after = decide(past, observation(sent, **persisted))
         assert after.cap == 16
         assert after.verdicts["timeToFirstToken"].epoch_n == 10
@@ -358,7 +358,7 @@ def test_the_cap_is_kept_within_edited_limits_without_evidence() -> None:
 
 
 def test_measured_at_one_sequence_the_target_is_infeasible() -> None:
-    ticks = [tick(seq, itl=BROKEN, max_num_seqs=1, max_running=1) for seq in range(1, 20)]
+    ticks = [tick(seq, itl=BROKEN, cap=1, max_running=1) for seq in range(1, 20)]
     _, decision = decide(Past(), observation(pod("a", ticks), cap=1))
     assert (decision.cap, decision.replicas) == (1, 1)
     assert decision.slo_feasible.reason == "InterTokenLatencyInfeasible"

@@ -110,7 +110,7 @@ def test_a_spell_at_the_smallest_cap_keeps_it_from_being_raised_only_if_it_is_no
             slow_steps=slow_steps if seq in range(86, 91) else 0,
             ttft=late(10, 10),
             waiting=Waiting(cap=9),
-            max_num_seqs=1,
+            cap=1,
             max_running=1,
             decodes=990,
         )
@@ -123,7 +123,7 @@ def test_a_spell_at_the_smallest_cap_keeps_it_from_being_raised_only_if_it_is_no
 def in_interference(random: Random, seq: int, cap: int, epoch: int) -> Tick:
     """Every two minutes about five seconds of slow steps; the cap in use, first tokens in time."""
     slow = seq % 60 in range(int(random.expovariate(1 / 2.5)) + 1)
-    shape = {"epoch": epoch, "max_num_seqs": cap, "max_running": cap}
+    shape = {"epoch": epoch, "cap": cap, "max_running": cap}
     return tick(seq, itl=over(FAR) if slow else gaps(1000, 0), waiting=Waiting(cap=1), **shape)
 
 

@@ -170,7 +170,7 @@ def test_a_load_that_needs_a_little_more_gets_a_whole_step(ceiling: int, cap: in
     gpu = StepModel(40.0, 0.1, 0.0, 0.01, 1000, 1.05)
     full = {"cap": 32, "arrivals": 17, "steps": 48, "decodes": 1536, "generated_tokens": 1536}
     full["finished"] = 15
-    full |= {"running": 32, "max_running": 32, "max_num_seqs": 32}
+    full |= {"running": 32, "max_running": 32, "cap": 32}
     targets, limits = replace(TARGETS, itl_ms=47.0), replace(ONE_POD, ceiling=ceiling)
     changes = STARVED | full | {"ttft": late(15, 15)}
     _, decision = looked_at(model=gpu, targets=targets, limits=limits, **changes)

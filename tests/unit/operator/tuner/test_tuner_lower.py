@@ -20,7 +20,7 @@ ONLY_ONE = StepModel(38.0, 2.0, 0.0, 0.02, 1000, 1.05)
 def test_where_the_model_sees_one_the_cap_goes_there_by_halves(
     ran: int, cap: int, why: str
 ) -> None:
-    ticks = [tick(seq, max_num_seqs=64, max_running=ran, itl=BROKEN) for seq in range(1, 31)]
+    ticks = [tick(seq, cap=64, max_running=ran, itl=BROKEN) for seq in range(1, 31)]
     _, decision = decide(Past(), observation(pod("a", ticks, model=ONLY_ONE), cap=64))
     assert decision.predicted_cap == 1
     assert decision.cap == cap
@@ -45,7 +45,7 @@ def test_headroom_that_was_shown_ten_minutes_ago_stops_no_lowering(
     raised_s: float, cap: int
 ) -> None:
     raised = CapChange(raised_s, 15, 16, epoch=1, reason="Headroom")
-    ticks = [tick(seq, max_num_seqs=16, max_running=16, itl=BROKEN) for seq in range(400, 501)]
+    ticks = [tick(seq, cap=16, max_running=16, itl=BROKEN) for seq in range(400, 501)]
     seen = observation(pod("a", ticks), cap=16)
     assert seen.now == 1000.0
     assert decide(Past(last_change=raised), seen)[1].cap == cap

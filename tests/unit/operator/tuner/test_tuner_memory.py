@@ -65,7 +65,7 @@ def test_headroom_under_other_targets_proves_nothing(edited_s: float, cap: int) 
     targets = replace(TARGETS, itl_ms=12.0)
     raised = CapChange(10.0, 8, 16, epoch=1, reason="Headroom")
     past = Past(targets="99|500|12.0|None", targets_since_s=edited_s, last_change=raised)
-    broken = [tick(seq, max_num_seqs=16, max_running=16, itl=gaps(1000, 900)) for seq in FIRST_30]
+    broken = [tick(seq, cap=16, max_running=16, itl=gaps(1000, 900)) for seq in FIRST_30]
     view = pod("a", broken, model=StepModel(5.0, 1.0, 0.0, 0.02, 1000, 1.05))
     assert decide(past, observation(view, cap=16, targets=targets))[1].cap == cap
 

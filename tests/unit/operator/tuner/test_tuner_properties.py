@@ -46,7 +46,7 @@ def ticks(draw: st.DrawFn, seq: int, t_s: float, epoch: int) -> Tick:
         epoch=epoch if not draw(rarely) else draw(st.integers(0, 3)),
         boot_id=draw(st.sampled_from("ab")),
         settled=not draw(rarely),
-        max_num_seqs=draw(st.integers(1, 64)),
+        cap=draw(st.integers(1, 64)),
         arrivals=draw(count),
         refused=draw(count),
         finished=draw(st.just(0) | count),

@@ -88,7 +88,7 @@ def test_it_goes_back_where_the_gaps_are_over_in_two_fifths_of_the_ticks(
 @pytest.mark.parametrize(("from_cap", "cap"), [(14, 14), (15, 16)])
 def test_it_stays_where_it_would_go_back_by_less_than_a_tenth(from_cap: int, cap: int) -> None:
     raised = CapChange(0.0, from_cap, 16, epoch=1, reason="FirstTokenBreached")
-    full = {"max_num_seqs": 16, "max_running": 16, "steps": 250, "itl": gaps(1000, 20)}
+    full = {"cap": 16, "max_running": 16, "steps": 250, "itl": gaps(1000, 20)}
     ticks = [tick(seq, **full) for seq in range(1, 9)]
     seen = observation(pod("a", ticks, model=MODEL), cap=16)
     assert decide(Past(last_change=raised), seen)[1].cap == cap
@@ -99,6 +99,6 @@ def test_what_was_taken_back_is_not_tried_again_for_ten_minutes() -> None:
     lowered = CapChange(16.0, 8, 6, epoch=1, reason="RaisedTooFar")
     past = Past(last_change=lowered, breached_caps=(known,))
     for now, reason in ((600, "CapRemembered"), (618, "Headroom")):
-        ticks = [tick(seq, max_num_seqs=6, max_running=6) for seq in range(9, now // 2 + 1)]
+        ticks = [tick(seq, cap=6, max_running=6) for seq in range(9, now // 2 + 1)]
         seen = observation(pod("a", ticks, model=ROOMY), cap=6)
         assert decide(past, seen)[1].cap_move.reason == reason

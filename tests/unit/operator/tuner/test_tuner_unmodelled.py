@@ -15,7 +15,7 @@ counts = st.integers(0, 2000)
 
 
 def decided(itl: TokenGaps, cap: int, num: int = 40) -> Decision:
-    ticks = [tick(seq, itl=itl, max_num_seqs=cap, max_running=cap) for seq in range(1, num + 1)]
+    ticks = [tick(seq, itl=itl, cap=cap, max_running=cap) for seq in range(1, num + 1)]
     return decide(Past(), observation(pod("a", ticks, chunk_is="fixed"), cap=cap))[1]
 
 

@@ -66,7 +66,7 @@ def test_who_comes_alone_is_let_in_where_the_ceiling_has_room_for_all_of_it(
 ) -> None:
     """Else it would be told to come again for ever, while the tuner keeps the cap low."""
     service = create_service(tmp_path, ServerConfig(max_num_queued_reqs=2))
-    service.runtime.live = msgspec.structs.replace(service.runtime.live, max_num_seqs=1)
+    service.runtime.live = msgspec.structs.replace(service.runtime.live, cap=1)
     many = parse_completion(b'{"prompt": [1, 2, 3], "max_tokens": 1, "n": 6}')
     assert len(asyncio.run(service.open(many, 0.0)).choices) == 6
     with pytest.raises(QueueFull, match="max_num_queued_reqs is 2"):
@@ -115,7 +115,7 @@ def test_a_full_queue_takes_a_client_with_less_than_its_part_for_the_newest_of_a
     tmp_path: Path, bound: ServerConfig
 ) -> None:
     service = create_service(tmp_path, bound)
-    service.runtime.live = msgspec.structs.replace(service.runtime.live, max_num_seqs=1)
+    service.runtime.live = msgspec.structs.replace(service.runtime.live, cap=1)
     asked = parse_completion(BODY)
 
     def fill(client: str) -> int:

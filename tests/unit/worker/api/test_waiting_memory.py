@@ -32,8 +32,8 @@ MOST_BYTES = 8
 """For each token: its four, and its share of all else that a request takes."""
 READY = Ready(
     ceiling=4,
-    predicted_max_num_seqs=4,
-    max_num_seqs=4,
+    predicted_cap=4,
+    cap=4,
     max_model_len=4096,
     block_size=16,
     num_blocks=256,

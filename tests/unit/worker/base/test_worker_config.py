@@ -153,12 +153,12 @@ def test_contradictions_and_bad_files_are_refused(
 
 
 def test_cap_and_epoch_come_from_the_runtime_directory_first(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "max_num_seqs").write_text("6\n")
+    (tmp_path / "cap").write_text("6\n")
     (tmp_path / "epoch").write_text("41")
     flags = ("--model", str(model), "--load-format", "dummy", "--initial-num-seqs", "2")
     with_files = parse([*flags, "--runtime-config-dir", str(tmp_path)])
     assert (with_files.engine.initial_num_seqs, with_files.engine.epoch) == (6, 41)
-    (tmp_path / "max_num_seqs").unlink()
+    (tmp_path / "cap").unlink()
     assert parse([*flags, "--runtime-config-dir", str(tmp_path)]).engine.initial_num_seqs == 2
 
 

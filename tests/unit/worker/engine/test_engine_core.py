@@ -108,7 +108,7 @@ def test_configure_is_in_force_from_the_next_step(checkpoint: Path) -> None:
     for request in create_requests((40, 20)):
         engine.submit(request, 0.0)
     before, _ = engine.step()
-    engine.configure(EngineLimits(epoch=5, max_num_seqs=2, max_num_batched_tokens=64, itl_ms=None))
+    engine.configure(EngineLimits(epoch=5, cap=2, max_num_batched_tokens=64, itl_ms=None))
     after, _ = engine.step()
     assert before is not None
     assert after is not None

@@ -76,7 +76,7 @@ def test_life_of_an_engine_process(checkpoint: Path) -> None:
         ready = engine.wait_for(Ready)
         assert (ready.ceiling, ready.num_blocks, ready.kv_tokens) == (4, 128, 2048)
         assert ready.max_model_len == 512
-        assert 1 <= ready.predicted_max_num_seqs <= 4
+        assert 1 <= ready.predicted_cap <= 4
         assert ready.step_model is not None
         assert is_planned(ready)
         assert ready.memory.corrected["weights_bytes"] == ready.memory.measured["weights_bytes"]
@@ -97,7 +97,7 @@ def test_life_of_an_engine_process(checkpoint: Path) -> None:
         for request in long:
             engine.send(request)
         engine.wait_for(StepReport, lambda report: report.num_running == 3)
-        engine.send(EngineLimits(epoch=4, max_num_seqs=1, max_num_batched_tokens=32, itl_ms=None))
+        engine.send(EngineLimits(epoch=4, cap=1, max_num_batched_tokens=32, itl_ms=None))
         changed = engine.wait_for(StepReport, lambda report: report.epoch == 4)
         assert changed.num_running == 3
         assert changed.at_cap

@@ -58,7 +58,7 @@ CASES = (
     Case("keys", "flags", half=None),
     Case("token", "flags", half=None),
     Case("template", "flags", half="is not a valid template: .*"),
-    Case("max_num_seqs", "runtime", half=None, empty=".*, not ''"),
+    Case("cap", "runtime", half=None, empty=".*, not ''"),
 )
 
 
@@ -91,7 +91,7 @@ def whole() -> Iterator[Path]:
             ("flags", "keys", "key-one\nkey-two\n"),
             ("flags", "token", "the-token\n"),
             ("flags", "template", TEMPLATE),
-            ("runtime", "max_num_seqs", "16"),
+            ("runtime", "cap", "16"),
         ):
             (root / folder).mkdir(exist_ok=True)
             (root / folder / name).write_text(text)

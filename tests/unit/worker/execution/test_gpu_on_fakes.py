@@ -49,7 +49,7 @@ def serve(engine: Engine) -> None:
     """Requests come in bursts while others decode; each third is greedy, each third is cut."""
     chance = random.Random(2)
     limits = engine.scheduler.limits
-    engine.scheduler.limits = msgspec.structs.replace(limits, max_num_seqs=CEILING)
+    engine.scheduler.limits = msgspec.structs.replace(limits, cap=CEILING)
     for number in range(16):
         cut = Sampling(top_p=0.9, top_k=20) if number % 3 == 0 else None
         request = create_request(
@@ -143,4 +143,4 @@ def test_the_first_cap_is_that_of_decodes_by_the_graphs_of_the_runner_that_serve
     assert decoded_on == {engine.runner}
     truth = StepModel(5.0, 0.05, 0.0, 0.0213, 0, 1.0)
     fits = predicted_cap(truth, 1.0, itl_ms=20.0, kv_per_seq=0.0, ceiling=256)
-    assert 1 < ready.max_num_seqs == fits
+    assert 1 < ready.cap == fits

@@ -112,7 +112,7 @@ def test_the_head_of_the_queue_starts_in_the_first_step_that_has_room_for_it(
     def checked(scheduler: Scheduler, *args: Any, may_admit: bool) -> list[Sequence]:
         nonlocal num_waiting
         prefills = choose(scheduler, *args, may_admit=may_admit)
-        is_room = len(scheduler.running) < scheduler.limits.max_num_seqs
+        is_room = len(scheduler.running) < scheduler.limits.cap
         if may_admit and scheduler.waiting and is_room:
             head, pool = scheduler.waiting[0], scheduler.pool
             matched = pool.match(head.token_ids, head.request.cache_salt)
