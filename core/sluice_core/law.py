@@ -17,8 +17,8 @@ from typing import NamedTuple
 from .contract import SMOOTH_SHARE
 from .latency import MIN_CHUNK_TOKENS
 from .ordering import Pace, Terms, arrange
+from .port import EngineLimits
 from .steptime import StepTimes
-from .wire import EngineLimits
 
 NOBODY: frozenset[Hashable] = frozenset()
 BREAK_PRICE = 0.75

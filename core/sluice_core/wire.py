@@ -8,31 +8,28 @@ What an engine sends is bounded, as behind a gate it is somebody else's. A messa
 impossible number is no message. A tick adds numbers up, so they are far below its bounds.
 """
 
-import math
 import struct
 from array import array
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from sluice_core.bounded import (
-    Count,
-    Finite,
-    NonNegative,
-    Positive,
-    Share,
-    StepSeconds,
-    Tokens,
+from .bounded import Count, Finite, NonNegative, StepSeconds, Tokens
+from .contract import StepModel
+from .port import (
+    EngineFacts,
+    EngineLimits,
+    EngineLoad,
+    EngineStep,
+    FinishReason,
+    FirstParts,
+    Scores,
 )
-from sluice_core.contract import MemoryReport, SchedulingPolicy, StepModel
+from .sampling import Sampling
+from .work import TOKEN_BYTES
 
-FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_FRAME_BYTES = 64 << 20
-TOKEN_BYTES = array("i").itemsize
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow."""
 
 
 def packed(token_ids: Iterable[int]) -> bytes:
@@ -52,46 +49,6 @@ class Frame(Struct, frozen=True, tag=True, array_like=True):
 
 
 # API process -> engine process
-
-
-class Sampling(Struct, frozen=True, array_like=True):
-    """Parameters that change a request's distribution beyond temperature; defaults change nothing.
-
-    `top_k` 0: all. `allowed_token_ids` None: all. `bad_words`: token ids of each spelling.
-    `logprobs`, `prompt_logprobs`: likeliest tokens to report beside each; None: report nothing.
-    """
-
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """True if only temperature and seed decide, and only token ids are reported."""
-        return self == _PLAIN
-
-    @property
-    def edits_logits(self) -> bool:
-        """True if logits are changed before temperature divides them."""
-        return bool(
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1
-            or self.logit_bias
-            or self.bad_words
-            or self.allowed_token_ids is not None
-        )
-
-
-_PLAIN = Sampling()
 
 
 class Submit(Frame, frozen=True):
@@ -140,29 +97,6 @@ class Abort(Frame, frozen=True):
     if_waiting: bool = False
 
 
-class EngineLimits(Frame, frozen=True):
-    """The live limits, in force from the next step on. The API process has checked them.
-
-    `ttft_ms`: deadline of requests without one of their own. `policy`: the order of service.
-    `hold_share`: share of the time to a deadline for which a computed prompt may be held (`law`).
-    """
-
-    epoch: int
-    cap: int
-    max_num_batched_tokens: int
-    itl_ms: float | None = None
-    ttft_ms: float | None = None
-    policy: SchedulingPolicy = "fcfs"
-    hold_share: Share = 1.0
-
-    def due_s(self, arrived_s: float, ttft_ms: float | None) -> float:
-        """When the first token is due to the order. `ttft_ms`: the request's own deadline."""
-        limit_ms = ttft_ms or self.ttft_ms
-        if self.policy != "deadline" or limit_ms is None:
-            return math.inf
-        return arrived_s + limit_ms / 1e3
-
-
 class CheckIntegrity(Frame, frozen=True):
     """Asks for an `Integrity` answer."""
 
@@ -184,50 +118,8 @@ class Starting(Frame, frozen=True):
     percent: Count
 
 
-class Ready(Frame, frozen=True):
-    """The engine serves. `predicted_cap`: the cap that the start-up profile predicts.
-
-    `kernels`: the kernels in use, and the reason if they are not the best ones.
-    """
-
-    ceiling: Positive
-    predicted_cap: Positive
-    cap: Positive
-    max_model_len: Positive
-    block_size: Count
-    num_blocks: Count
-    kv_tokens: Count
-    memory: MemoryReport
-    step_model: StepModel | None
-    kernels: str
-
-
-class FirstToken(Struct, frozen=True, array_like=True):
-    """The parts of a request's time to its first token (seconds), and the tokens from the cache.
-
-    `prefill_s`: all time since submission but the two waits; includes a step under way.
-    `passed_s`: its part in steps filled by requests that the order puts before this one.
-    """
-
-    wait_cap_s: Finite
-    wait_kv_s: Finite
-    prefill_s: Finite
-    cached_tokens: Tokens
-    passed_s: Finite = 0.0
-
-
-class Scores(Struct, frozen=True, array_like=True):
-    """Raw log-probabilities of successive tokens: before temperature, penalties or any other edit.
-
-    `width` = 1 + the requested number of likeliest tokens. `token_ids` (int32) and `logprobs`
-    (float32) are [tokens, width]: the token itself, then the likeliest in order. `ranks` (int32):
-    the token's own rank, 1 for the likeliest. Packed bytes: a prompt may have a million of them.
-    """
-
-    width: int
-    token_ids: bytes
-    logprobs: bytes
-    ranks: bytes
+class Ready(EngineFacts, frozen=True, tag=True, array_like=True):
+    """The engine serves."""
 
 
 class PromptScores(Struct, frozen=True, array_like=True):
@@ -246,46 +138,9 @@ class TokenOut(Struct, frozen=True, array_like=True):
     request_id: str
     token_id: Tokens
     finish_reason: FinishReason | None
-    first: FirstToken | None
+    first: FirstParts | None
     scores: Scores | None = None
     num_preemptions: Count = 0
-
-
-class SpeculationTotals(Struct, frozen=True, array_like=True):
-    """Drafts since the start: how many, their tokens, and those accepted by place in the draft."""
-
-    num_drafts: Count
-    draft_tokens: Count
-    accepted_by_position: list[Count]
-
-
-class Snapshot(Struct, frozen=True, array_like=True):
-    """The engine's state after a step. `rounding_waste`: share of KV slots. `waiting_turn`: waiting
-    requests that cap and blocks would admit, while the order serves others first."""
-
-    running: Tokens
-    waiting_cap: Tokens
-    waiting_kv: Tokens
-    used_blocks: Count
-    cached_blocks: Count
-    num_blocks: Count
-    num_preemptions: Count
-    preempted_tokens: Count
-    prefix_queries: Count
-    prefix_hits: Count
-    rounding_waste: Finite = 0.0
-    speculation: SpeculationTotals | None = None
-    waiting_turn: Tokens = 0
-
-    @property
-    def waiting(self) -> int:
-        """Sequences that wait for cap or blocks."""
-        return self.waiting_cap + self.waiting_kv
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV blocks in use, 0 to 1."""
-        return self.used_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
 class StepReport(Frame, frozen=True):
@@ -309,7 +164,7 @@ class StepReport(Frame, frozen=True):
     num_prefill_tokens: Tokens
     num_running: Tokens
     at_cap: bool
-    snapshot: Snapshot
+    snapshot: EngineLoad
     step_model: StepModel | None = None
     num_draft_tokens: Tokens = 0
     num_padding: Tokens = 0
@@ -319,13 +174,21 @@ class StepReport(Frame, frozen=True):
     price_s: NonNegative = 0.0
     is_long: bool = False
 
+    def as_step(self, num_tokens: int) -> EngineStep:
+        """Return the step as a frontend counts it. `num_tokens`: as in `EngineStep`."""
+        return EngineStep(
+            self.epoch, self.started_s, self.step_s, self.num_decodes, self.num_prefill_tokens,
+            self.num_running, num_tokens, self.step_model, self.num_draft_tokens, self.num_padding,
+            self.is_slow, self.admitted, self.price_s,
+        )  # fmt: skip
+
 
 class Finished(Frame, frozen=True):
     """A request ended without a token: aborted, or failed with `error` (its sentence)."""
 
     request_id: str
     error: str | None
-    snapshot: Snapshot
+    snapshot: EngineLoad
 
 
 class Heartbeat(Frame, frozen=True):
@@ -333,7 +196,7 @@ class Heartbeat(Frame, frozen=True):
 
     steps: Count
     busy: bool
-    snapshot: Snapshot
+    snapshot: EngineLoad
 
 
 class Integrity(Frame, frozen=True):

@@ -3,12 +3,16 @@
 A frontend reads it once, from the request. Nobody behind it reads the request again for these.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .bounded import number
 from .contract import MAX_MS
 from .errors import RequestError
+
+TOKEN_BYTES = array("i").itemsize
+"""Bytes of a token id where a prompt waits."""
 
 
 @dataclass(frozen=True, slots=True)

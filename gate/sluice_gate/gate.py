@@ -7,13 +7,11 @@ from contextlib import AsyncExitStack
 
 from msgspec import structs
 from sluice_core.bounded import Numbers
-from sluice_core.contract import MemoryReport
 from sluice_core.errors import EngineDied, timestamp
-from sluice_core.wire import EngineLimits, Ready, StepReport
-from sluice_frontend.evidence.health import Liveness
+from sluice_core.port import EngineFacts, EngineLimits, EngineStep
+from sluice_frontend.evidence.measured import Measured
 from sluice_frontend.serving.admission import Admission
-from sluice_frontend.serving.backend import Listener
-from sluice_frontend.serving.limits import Manner, RuntimeLimits
+from sluice_frontend.serving.limits import RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime
 
 from .config import GateConfig
@@ -51,21 +49,17 @@ class Gate:
 
     def __init__(self, config: GateConfig) -> None:
         self.config = config
-        live = live_at_start(config)
-
-        def connect(liveness: Liveness, listener: Listener) -> GateBackend:
-            return GateBackend(live.for_engine(), lambda: self.runtime.ledger)
-
-        self.runtime: Runtime[GateBackend] = Runtime(
+        live, measured = live_at_start(config), Measured(config.server.flag_slo)
+        self.backend = GateBackend(live.for_engine(), measured.ledger)
+        self.runtime = Runtime(
             config.server,
             live,
+            measured,
+            self.backend,
             model_name=config.model_name,
             cache_config={},
             throttled_s=lambda: 0.0,
-            connect=connect,
-            manner=self._manner,
         )
-        self.backend = self.runtime.backend
         self.admission = Admission(self.runtime, QUEUE_BYTES)
         liveness, unreadable = self.runtime.engine_liveness, self.runtime.stats.unreadable
         self._served_file = config.engine.served_file
@@ -76,9 +70,7 @@ class Gate:
         self.proxy = Proxy(config, self.admission, self.backend, self.upstream, unreadable)
         told = self._inner_changed, self._inner_stepped
         self._socket = VllmSocket(self._limits, *told, Numbers("socket", unreadable))
-        self._num_inner = 0
         self._has_served = False
-        self._sglang: SglangKey | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch the engine until `stop`."""
@@ -94,9 +86,9 @@ class Gate:
                 await stack.enter_async_context(server)
                 backend.on_limits.append(self._socket.tell)
             if engine.engine_admin_key_file is not None:
-                self._sglang = SglangKey(self.upstream, engine.engine_admin_key_file)
-                backend.on_limits.append(self._sglang.tell)
-                running.append(tasks.create_task(self._sglang.run()))
+                backend.sglang = SglangKey(self.upstream, engine.engine_admin_key_file)
+                backend.on_limits.append(backend.sglang.tell)
+                running.append(tasks.create_task(backend.sglang.run()))
             await stop.wait()
             for task in running:
                 task.cancel()
@@ -110,22 +102,17 @@ class Gate:
         self.backend.progress.window = served.window or math.inf
         ceiling = self.config.engine.capacity(served.capacity)
         cap = min(self.runtime.live.cap, ceiling)
-        self.backend.ready = Ready(
+        self.backend.facts = EngineFacts(
             ceiling=ceiling,
             predicted_cap=cap,
             cap=cap,
             max_model_len=max(served.window, 1),
-            block_size=1,
-            num_blocks=0,
-            kv_tokens=0,
-            memory=MemoryReport(planned={}, measured={}, kv_tokens=0),
-            step_model=None,
             kernels=self.config.engine.engine,
         )
         self.backend.is_away = False
         if not self._has_served:
             self._has_served = True
-            self.runtime.ready(self.backend.ready)
+            self.runtime.serves(self.backend.facts)
         if self._served_file is not None:
             self._served_file.touch()
         self.backend.configure(self._limits())
@@ -148,24 +135,24 @@ class Gate:
         return self.runtime.live.for_engine()
 
     def _inner_changed(self, num: int, ceiling: int) -> None:
-        self._num_inner, ready = num, self.backend.ready
+        self.backend.num_inner, facts = num, self.backend.facts
         self.backend.books.has_law = num > 0
-        if ready is not None and 0 < ceiling < ready.ceiling:
-            self.backend.ready = structs.replace(ready, ceiling=ceiling)
+        if facts is not None and 0 < ceiling < facts.ceiling:
+            self.backend.facts = structs.replace(facts, ceiling=ceiling)
         cap = self.backend.queue.limits.cap
         self.backend.queue.ahead = max(1, cap // AHEAD_SHARE) if num else 0
         self.backend.pump()
 
-    def _inner_stepped(self, report: StepReport) -> None:
-        """A step of vLLM. Its tokens are counted as they pass here."""
+    def _inner_stepped(self, step: EngineStep, is_long: bool) -> None:
+        """Count a step of vLLM, but not its tokens: they are counted as they pass here."""
         now_s = time.monotonic()
         self.backend.progress.stepped(now_s)
-        if report.is_long:
+        if is_long:
             self.backend.books.long_ended_s = now_s
-        recorder, own = self.runtime.recorder, self.runtime.recorder.engine.snapshot
+        recorder = self.runtime.recorder
         tick = recorder.ticks.open
         decodes, prefill = tick.decodes, tick.prefill_tokens
-        recorder.engine.step(structs.replace(report, snapshot=own, tokens=[]))
+        recorder.engine.step(step)
         tick.decodes, tick.prefill_tokens = decodes, prefill
 
     async def _each_second(self) -> None:
@@ -174,13 +161,5 @@ class Gate:
         while True:
             await asyncio.sleep(SECOND_S)
             self.upstream.judge(self._owed())
-            if not self._num_inner:
+            if not self.backend.num_inner:
                 self.runtime.recorder.engine.step_model = self.backend.outside.fit(time.monotonic())
-
-    def _manner(self) -> Manner:
-        holds_cap = bool(self._num_inner) or (self._sglang is not None and self._sglang.is_set)
-        return Manner(
-            cap_is="live" if holds_cap else "gate",
-            gaps_from=self.backend.books.gaps_from,
-            chunk_is="live" if self._num_inner else "fixed",
-        )

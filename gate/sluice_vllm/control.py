@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from sluice_core.contract import AT_CAP_SHARE, MemoryReport, StepModel, policy_in_force
+from sluice_core.port import EngineLimits, EngineLoad
 from sluice_core.steptime import StepRecord
-from sluice_core.wire import EngineLimits, Ready, Snapshot, StepReport
+from sluice_core.wire import Ready, StepReport
 
 from .link import Link
 from .probe import what_lacks, why_never_held, why_whole
@@ -141,12 +142,12 @@ class Control:
             is_long=step.begun.is_long,
         )
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> EngineLoad:
         running, waiting = self._scheduler.get_request_counts()
         usage = self._scheduler.kv_cache_manager.usage
         at_cap, kv_full = running >= self.limits.cap, usage >= KV_FULL
         for_cap, for_kv = waiting * at_cap, waiting * (kv_full and not at_cap)
-        return Snapshot(
+        return EngineLoad(
             running=running,
             waiting_cap=for_cap,
             waiting_kv=for_kv,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_core.law import Gaps
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 
 from .order import due_s
 

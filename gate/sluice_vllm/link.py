@@ -10,14 +10,8 @@ import socket
 from collections.abc import Callable
 
 import msgspec
-from sluice_core.wire import (
-    EngineLimits,
-    Frame,
-    Ready,
-    encode_frame,
-    split_frames,
-    to_engine_decoder,
-)
+from sluice_core.port import EngineLimits
+from sluice_core.wire import FromEngine, Ready, encode_frame, split_frames, to_engine_decoder
 
 log = logging.getLogger("vllm.sluice")  # below vLLM's logger, whose handlers print it
 
@@ -53,7 +47,7 @@ class Link:
             self.close()
         return self._messages()
 
-    def send(self, message: Frame) -> None:
+    def send(self, message: FromEngine) -> None:
         """Send it as soon as the gate reads; drop it if that takes too long."""
         if self._socket is None:
             return

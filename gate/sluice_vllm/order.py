@@ -6,7 +6,7 @@ from typing import Any
 
 from sluice_core.bounded import number
 from sluice_core.ordering import Line, Pace, Terms
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 
 OWN_DEADLINE = "sluice_ttft_ms"
 """Key of `vllm_xargs` with a request's own deadline: milliseconds until its first token is due."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from sluice_core.contract import StepModel
 from sluice_core.law import Division, Law, Load, Prompt
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import MIN_JUDGED, REFIT_S, StepRecord, StepTimes
-from sluice_core.wire import EngineLimits
 
 from .gaps import GapBook
 from .order import DeadlineOrder, due_s

@@ -31,8 +31,10 @@ from bench.gpu_kernels import (
     shrunk,
     timed,
 )
+from sluice_core.port import EngineLimits
+from sluice_core.sampling import Sampling
 from sluice_core.steptime import StepTimes
-from sluice_core.wire import Abort, EngineLimits, Sampling, Submit, packed
+from sluice_core.wire import Abort, Submit, packed
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.capture import graph_sizes

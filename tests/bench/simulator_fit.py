@@ -34,8 +34,9 @@ from sluice.simulate.pod import SimulatedPod
 from sluice.simulate.trace import Request
 from sluice.simulate.world import World
 from sluice_core import sketch
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes, non_negative_fit
-from sluice_core.wire import EngineLimits, StepReport, Submit, packed
+from sluice_core.wire import StepReport, Submit, packed
 from sluice_operator.tuner import Targets
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.models.decoder import Decoder

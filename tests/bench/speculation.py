@@ -27,8 +27,9 @@ from bench.serving import MODEL
 from sluice.machine import processor
 from sluice_core.model.files import read_json
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES, resolve_dtype
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepTimes
-from sluice_core.wire import EngineLimits, Submit, packed
+from sluice_core.wire import Submit, packed
 from sluice_kernels.choose import choose
 from sluice_worker.base.config import DType, NgramSpeculation
 from sluice_worker.engine.loop import Engine

@@ -30,7 +30,7 @@ from bench.peers.variants import VARIANTS, Launch, launch
 from bench.peers.versions import versions
 from engines.gate import Gate, steered
 from msgspec.structs import asdict
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 
 STOCK, STEERED = "vllm", "vllm-sluice"
 CAP, TOKENS = 16, 2048

@@ -10,14 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.peers.variants import Launch
-from sluice_core.wire import (
-    EngineLimits,
-    Ready,
-    StepReport,
-    encode_frame,
-    from_engine_decoder,
-    split_frames,
-)
+from sluice_core.port import EngineLimits
+from sluice_core.wire import Ready, StepReport, encode_frame, from_engine_decoder, split_frames
 
 ROOT = Path(__file__).parents[2]
 

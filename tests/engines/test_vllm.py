@@ -24,7 +24,8 @@ from bench.peers.results import Result
 from bench.peers.traces import Trace
 from bench.peers.variants import VARIANTS, launch
 from engines.gate import Gate, steered
-from sluice_core.wire import EngineLimits, StepReport
+from sluice_core.port import EngineLimits
+from sluice_core.wire import StepReport
 
 CEILING, TOKENS = 32, 2048
 SHORT = Trace("cap", "many short ones", "88M", 60, (16, 32), (24, 48), CEILING, CEILING)

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.bounded import Numbers
 from sluice_core.contract import MemoryReport
-from sluice_core.wire import Ready, Snapshot, StepReport
+from sluice_core.port import EngineLoad
+from sluice_core.wire import Ready, StepReport
 from sluice_gate.engine.engines import ENGINES, load_of
 from strangers import watch
 from strangers.engine import Answer
@@ -78,7 +79,7 @@ def test_no_metrics_of_an_engine_end_the_gate(tmp_path: Path) -> None:
 FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 0.01, 1e300, -1e300)
 INTS = (0, 1, 5, -1, 1 << 62, -(1 << 62), (1 << 64) - 1)
 REPORT = StepReport(
-    [], 0, 0.0, 0.01, 1, 1, 0, 1, False, Snapshot(1, 0, 0, 1, 0, 10, 0, 0, 0, 0)
+    [], 0, 0.0, 0.01, 1, 1, 0, 1, False, EngineLoad(1, 0, 0, 1, 0, 10, 0, 0, 0, 0)
 )  # fmt: skip
 READY = Ready(8, 8, 8, 1, 1, 0, 0, MemoryReport({}, {}, 0), None, "kernels")
 OF_KIND: dict[type, tuple[object, ...]] = {float: FLOATS, int: INTS, bool: (True, False)}

@@ -21,7 +21,8 @@ import httpx
 import msgspec
 import pytest
 from sluice_core.contract import Evidence, decode
-from sluice_core.wire import Snapshot, StepReport, encode_frame
+from sluice_core.port import EngineLoad
+from sluice_core.wire import StepReport, encode_frame
 
 from .worker_process import Worker, listening
 
@@ -285,7 +286,7 @@ def test_a_gate_outlives_what_an_engine_says_of_itself(
 STEP = StepReport(
     tokens=[], epoch=0, started_s=1.0, step_s=0.01, num_decodes=1, num_kv_tokens=1,
     num_prefill_tokens=0, num_running=1, at_cap=False,
-    snapshot=Snapshot(1, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    snapshot=EngineLoad(1, 0, 0, 0, 0, 0, 0, 0, 0, 0),
 )  # fmt: skip
 NUMBERS = (math.nan, math.inf, -math.inf, -1, 1e300, 2**62)
 FIELDS = ("epoch", "step_s", "num_decodes", "num_prefill_tokens", "num_running", "price_s")

@@ -12,17 +12,10 @@ from typing import ClassVar, NamedTuple
 from sluice_core.contract import MemoryReport, RuntimeConfig, Slo, StepModel, Waiting
 from sluice_core.law import Law
 from sluice_core.model.sizing import blocks_for
+from sluice_core.port import EngineLimits, EngineLoad, EngineStep
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
-from sluice_core.wire import (
-    TOKEN_BYTES,
-    EngineLimits,
-    Snapshot,
-    StepReport,
-    Submit,
-    TokenOut,
-    packed,
-)
-from sluice_core.work import Deadlines
+from sluice_core.wire import Submit, packed
+from sluice_core.work import TOKEN_BYTES, Deadlines
 from sluice_frontend.evidence.requests import RequestTimer
 from sluice_frontend.serving.bounds import is_full, unreachable
 from sluice_frontend.serving.forecast import Forecast
@@ -44,8 +37,6 @@ BEAT_S = 0.1
 """Seconds between two searches of the worker for hopeless requests."""
 FIRST_SHARED = 1 << 30
 """First token id of shared prefixes, one for each name; ids below are of requests, one for each."""
-_ANY = TokenOut("", 0, None, None)
-"""Stands for any token: a step's tokens are only counted."""
 
 
 class Outcome(NamedTuple):
@@ -170,7 +161,7 @@ class SimulatedPod:
         if now_s < self.ready_s:
             return PodView(self.name, False, False, None, None, self.created_s)
         recorder = self.recorder
-        state = recorder.engine.snapshot
+        state = recorder.engine.load
         config = RuntimeConfig(
             epoch=self.epoch,
             cap=self.cap,
@@ -195,7 +186,7 @@ class SimulatedPod:
         params, num_open = self.params, len(self.open)
         total = blocks_for(request.prompt_tokens + request.max_tokens, params.block_size)
         if total > self.pool.num_total or is_full(
-            1, num_open, self.cap, self.recorder.engine.snapshot, params.max_num_queued
+            1, num_open, self.cap, self.recorder.engine.load, params.max_num_queued
         ):
             self.recorder.refuse()
             self.num_refused += 1
@@ -204,7 +195,7 @@ class SimulatedPod:
 
     def _refuse_if_late(self, request: Request) -> bool:
         """True if it is refused on arrival, because it would be shed later."""
-        state, recorder = self.recorder.engine.snapshot, self.recorder
+        state, recorder = self.recorder.engine.load, self.recorder
         forecast = Forecast(
             num_open=len(self.open),
             num_running=state.running,
@@ -266,11 +257,22 @@ class SimulatedPod:
         for outcome in self.scheduler.commit(step, sampled, now_s):
             self._book(outcome, step, now_s)
         model = self._learn(step, step_ms, now_s)
-        report = _report(
-            self.scheduler, step, started_s, step_ms, model, is_slow=self.times.is_slow
+        waiting = self.scheduler.num_waiting_for("cap"), self.scheduler.num_waiting_for("kv")
+        self.recorder.engine.see(EngineLoad(len(self.scheduler.running), *waiting))
+        self.recorder.engine.step(
+            EngineStep(
+                epoch=step.limits.epoch,
+                started_s=started_s,
+                step_s=step_ms / 1e3,
+                num_decodes=step.num_decodes,
+                num_prefill_tokens=step.num_prefill_tokens,
+                num_running=step.num_running,
+                num_tokens=len(sampled),
+                step_model=model,
+                is_slow=self.times.is_slow,
+            )
         )
-        self.recorder.engine.step(report)
-        self.recorder.admit(report.admitted, started_s)
+        self.recorder.admit(step.admitted, started_s)
 
     def _book(self, outcome: BookedToken, step: Step, now_s: float) -> None:
         sequence = outcome.sequence
@@ -310,30 +312,3 @@ def _prompt(request: Request, number: int, shared: dict[str | int, int]) -> byte
     )
     own = packed([number]) * (request.prompt_tokens - num_shared)
     return prefixes[: num_shared * TOKEN_BYTES] + own
-
-
-def _report(
-    scheduler: Scheduler,
-    step: Step,
-    started_s: float,
-    step_ms: float,
-    model: StepModel | None,
-    *,
-    is_slow: bool,
-) -> StepReport:
-    waiting = scheduler.num_waiting_for("cap"), scheduler.num_waiting_for("kv")
-    return StepReport(
-        tokens=[_ANY for work in step.works if work.samples],
-        epoch=step.limits.epoch,
-        started_s=started_s,
-        step_s=step_ms / 1e3,
-        num_decodes=step.num_decodes,
-        num_kv_tokens=step.num_kv_tokens,
-        num_prefill_tokens=step.num_prefill_tokens,
-        num_running=step.num_running,
-        at_cap=step.at_cap,
-        snapshot=Snapshot(len(scheduler.running), *waiting, 0, 0, 0, 0, 0, 0, 0),
-        step_model=model,
-        is_slow=is_slow,
-        admitted=[*step.admitted],
-    )

@@ -1,16 +1,14 @@
 """The engine's side of the evidence: its state, its steps, and the learned step model. Pure.
 
-A foreign engine sends no step reports: its snapshot stays as it is, and there is no step model.
+A foreign engine sends no step reports: its load stays as it is, and there is no step model.
 """
 
-from sluice_core.contract import MemoryReport, StepModel
-from sluice_core.wire import FirstToken, Ready, Snapshot, StepReport
+from sluice_core.contract import StepModel
+from sluice_core.port import NO_MEMORY, EngineFacts, EngineLoad, EngineStep, FirstParts
 
 from .open_tick import Cause
 from .prefill_time import PrefillTime
 from .ticks import Ticks
-
-NOTHING = Snapshot(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class EngineSide:
@@ -21,51 +19,52 @@ class EngineSide:
     """
 
     def __init__(self, ticks: Ticks) -> None:
-        self.snapshot = NOTHING
+        self.load = EngineLoad()
         self.step_model: StepModel | None = None
         self.price_s = 0.0
-        self.memory = MemoryReport(planned={}, measured={}, kv_tokens=0)
+        self.memory = NO_MEMORY
         self.last_lack: Cause = "cap"
         self._ticks = ticks
         self._prefill_time = PrefillTime()
 
-    def ready(self, ready: Ready) -> None:
+    def serves(self, facts: EngineFacts) -> None:
         """Take its measurements of its start."""
-        self.memory, self.step_model = ready.memory, ready.step_model
+        self.memory, self.step_model = facts.memory, facts.step_model
 
-    def step(self, report: StepReport) -> None:
+    def step(self, step: EngineStep) -> None:
+        """Count a step."""
         tick = self._ticks.open
         tick.steps += 1
-        tick.decodes += report.num_decodes
-        tick.prefill_tokens += report.num_prefill_tokens
-        tick.generated_tokens += len(report.tokens)
-        tick.busy_s += report.step_s
-        tick.max_running = max(tick.max_running, report.num_running)
-        tick.slow_steps += report.is_slow
-        if report.step_model is not None:
-            self.step_model = report.step_model
-        self.price_s = report.price_s
-        self.see(report.snapshot)
-        if report.epoch == self._ticks.epoch:
-            self._ticks.settle(report.num_running)
+        tick.decodes += step.num_decodes
+        tick.prefill_tokens += step.num_prefill_tokens
+        tick.generated_tokens += step.num_tokens
+        tick.busy_s += step.step_s
+        tick.max_running = max(tick.max_running, step.num_running)
+        tick.slow_steps += step.is_slow
+        if step.step_model is not None:
+            self.step_model = step.step_model
+        self.price_s = step.price_s
+        if step.epoch == self._ticks.epoch:
+            self._ticks.settle(step.num_running)
 
-    def see(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        if snapshot.waiting:
+    def see(self, load: EngineLoad) -> None:
+        """Take the engine's newer state."""
+        self.load = load
+        if load.waiting:
             self.last_lack = self.waiting_cause
 
     @property
     def waiting_cause(self) -> Cause:
         """The lack for which most of the waiting requests wait."""
-        return "kv" if self.snapshot.waiting_kv > self.snapshot.waiting_cap else "cap"
+        return "kv" if self.load.waiting_kv > self.load.waiting_cap else "cap"
 
     @property
     def num_free(self) -> int:
         """Places for newcomers at the next step; none while others wait."""
-        free = self._ticks.cap - self.snapshot.running
-        return 0 if self.snapshot.waiting else max(0, free)
+        free = self._ticks.cap - self.load.running
+        return 0 if self.load.waiting else max(0, free)
 
-    def learn(self, num_tokens: int, parts: FirstToken, ttft_s: float, now_s: float) -> None:
+    def learn(self, num_tokens: int, parts: FirstParts, ttft_s: float, now_s: float) -> None:
         """A prompt of `num_tokens` has its first token after `ttft_s`."""
         if self.step_model is None:
             return

@@ -10,13 +10,12 @@ from sluice_core.errors import (
     RequestError,
     SluiceError,
 )
-from sluice_core.wire import FinishReason, FirstToken, TokenOut
+from sluice_core.port import FinishReason, FirstParts
 
 from .metrics import Statistics
 from .recorder import Recorder
 from .requests import RequestTimer
 
-UNKNOWN_PARTS = FirstToken(0.0, 0.0, 0.0, 0)
 _FAILURES = frozenset(status for status in HTTPStatus if status == 429 or status >= 500)
 
 
@@ -38,19 +37,20 @@ class Ledger:
     def token(
         self,
         timer: RequestTimer,
-        token: TokenOut,
+        parts: FirstParts | None,
         *,
         at_cap: bool,
         is_drafted: bool,
         now_s: float,
         in_prefill: bool = False,
     ) -> None:
-        """A token was delivered at `now_s`. `is_drafted`: it came with another of the same step.
+        """A token was delivered at `now_s`. `parts`: of a first token's time, where they are known.
 
-        `in_prefill`: as in `Recorder.next_token`.
+        `is_drafted`: it came with another of the same step. `in_prefill`: as in
+        `Recorder.next_token`.
         """
         if timer.first_s is None:
-            parts = token.first or UNKNOWN_PARTS
+            parts = parts or FirstParts()
             ttft_s = self.recorder.first_token(timer, now_s, parts)
             self.stats.first_token(ttft_s, parts, timer.num_prompt_tokens)
             timer.queue_s = parts.wait_cap_s + parts.wait_kv_s

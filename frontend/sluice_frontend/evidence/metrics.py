@@ -28,8 +28,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 from sluice_core.contract import TICK_SECONDS, MemoryReport, Sketch, Slo, StepModel, Tick
+from sluice_core.port import EngineLoad, EngineStep, FinishReason, FirstParts, SpeculationTotals
 from sluice_core.sketch import quantile_ms
-from sluice_core.wire import FinishReason, FirstToken, Snapshot, SpeculationTotals, StepReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNREADABLE = ("about", "metrics", "socket", "usage")
@@ -145,20 +145,20 @@ class Statistics:
         """Count `value` in the histogram `name` (without its prefix)."""
         self.histograms[name].observe(value)
 
-    def step(self, report: StepReport) -> None:
+    def step(self, step: EngineStep) -> None:
         self.steps += 1
-        self.step_s += report.step_s
-        self.generation_tokens += len(report.tokens)
+        self.step_s += step.step_s
+        self.generation_tokens += step.num_tokens
         rows = {
-            "decode": report.num_decodes,
-            "prefill": report.num_prefill_tokens,
-            "draft": report.num_draft_tokens,
-            "padding": report.num_padding,
+            "decode": step.num_decodes,
+            "prefill": step.num_prefill_tokens,
+            "draft": step.num_draft_tokens,
+            "padding": step.num_padding,
         }
         self.rows.update(rows)
         self.observe("iteration_tokens_total", sum(rows.values()))
-        if report.num_decodes:
-            self.batches.append((report.num_decodes, report.num_padding))
+        if step.num_decodes:
+            self.batches.append((step.num_decodes, step.num_padding))
 
     def effective_batch(self) -> float:
         """Mean number of sequences that got a token in a recent decode step."""
@@ -169,7 +169,7 @@ class Statistics:
         padding = sum(padding for _, padding in self.batches)
         return padding / max(sum(sum(batch) for batch in self.batches), 1)
 
-    def first_token(self, ttft_s: float, parts: FirstToken, num_prompt_tokens: int) -> None:
+    def first_token(self, ttft_s: float, parts: FirstParts, num_prompt_tokens: int) -> None:
         self.prompt_tokens += num_prompt_tokens
         self.prompt_tokens_cached += parts.cached_tokens
         self.observe("time_to_first_token_seconds", ttft_s)
@@ -203,7 +203,7 @@ class View:
     """The state at the moment of a scrape. `last_minute`: its closed ticks."""
 
     is_ready: bool
-    snapshot: Snapshot
+    load: EngineLoad
     open_requests: int
     epoch: int
     cap: int
@@ -231,7 +231,7 @@ class Family(NamedTuple):
     common: tuple[str, ...] = ("model_name", "engine")
 
 
-def _waiting(state: Snapshot) -> int:
+def _waiting(state: EngineLoad) -> int:
     return state.waiting + state.waiting_turn
 
 
@@ -248,7 +248,7 @@ def _cached_at(stats: Statistics) -> Values:
 
 
 def _drafts(value: Callable[[SpeculationTotals], float | Values]) -> Value:
-    return lambda v, _: None if v.snapshot.speculation is None else value(v.snapshot.speculation)
+    return lambda v, _: None if v.load.speculation is None else value(v.load.speculation)
 
 
 def _by_place(drafts: SpeculationTotals) -> Values:
@@ -269,7 +269,7 @@ def _failures(stats: Statistics) -> Values:
     return _counts(stats.failed, *dict.fromkeys(("500", "cut", "died", *stats.failed)))
 
 
-def _by_reason(state: Snapshot) -> Values:
+def _by_reason(state: EngineLoad) -> Values:
     return {"cap": state.waiting_cap, "kv": state.waiting_kv, "turn": state.waiting_turn}
 
 
@@ -309,20 +309,20 @@ def _quantiles(name: str, view: View, _: Statistics) -> Values:
 
 gauge, counter = partial(Family, GaugeMetricFamily), partial(Family, CounterMetricFamily)
 VLLM: Sequence[Family] = (
-    gauge("vllm:num_requests_running", "Sequences in the batch.", lambda v, _: v.snapshot.running),
-    gauge("vllm:num_requests_waiting", "Sequences that wait.", lambda v, _: _waiting(v.snapshot)),
+    gauge("vllm:num_requests_running", "Sequences in the batch.", lambda v, _: v.load.running),
+    gauge("vllm:num_requests_waiting", "Sequences that wait.", lambda v, _: _waiting(v.load)),
     gauge("vllm:num_requests_waiting_by_reason", "Sequences that wait, by reason.",
-          lambda v, _: {"capacity": _waiting(v.snapshot), "deferred": 0}, ("reason",)),
+          lambda v, _: {"capacity": _waiting(v.load), "deferred": 0}, ("reason",)),
     gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use.",
-          lambda v, _: v.snapshot.kv_usage),
+          lambda v, _: v.load.kv_usage),
     gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.",
           lambda *_: {"awake": 1, "weights_offloaded": 0, "discard_all": 0}, ("sleep_state",)),
     Family(InfoMetricFamily, "vllm:cache_config", "The KV cache's configuration.",
            lambda v, _: {(): v.cache_config}),
     counter("vllm:prefix_cache_queries", "Prompt tokens looked up.",
-            lambda v, _: v.snapshot.prefix_queries),
-    counter("vllm:prefix_cache_hits", "Prompt tokens found.", lambda v, _: v.snapshot.prefix_hits),
-    counter("vllm:num_preemptions", "Preemptions.", lambda v, _: v.snapshot.num_preemptions),
+            lambda v, _: v.load.prefix_queries),
+    counter("vllm:prefix_cache_hits", "Prompt tokens found.", lambda v, _: v.load.prefix_hits),
+    counter("vllm:num_preemptions", "Preemptions.", lambda v, _: v.load.num_preemptions),
     counter("vllm:prompt_tokens", "Prompt tokens of requests begun.", lambda _, s: s.prompt_tokens),
     counter("vllm:prompt_tokens_cached", "Of these, found in the cache.",
             lambda _, s: s.prompt_tokens_cached),
@@ -357,15 +357,15 @@ OWN: Sequence[Family] = (
     gauge("sluice_epoch", "The operator's number of the configuration in force.",
           lambda v, _: v.epoch),
     gauge("sluice_kv_cached_blocks", "Free blocks that hold a reusable prefix.",
-          lambda v, _: v.snapshot.cached_blocks),
+          lambda v, _: v.load.cached_blocks),
     gauge("sluice_kv_rounding_waste", "Share of used KV slots beyond tokens.",
-          lambda v, _: v.snapshot.rounding_waste),
+          lambda v, _: v.load.rounding_waste),
     gauge("sluice_effective_batch", "Tokens of a decode step, lately.",
           lambda _, s: s.effective_batch()),
     gauge("sluice_padding_waste", "Share of decoded rows thrown away.",
           lambda _, s: s.padding_waste()),
     gauge("sluice_num_requests_waiting", "Sequences that wait, by what for.",
-          lambda v, _: _by_reason(v.snapshot), ("reason",)),
+          lambda v, _: _by_reason(v.load), ("reason",)),
     gauge("sluice_memory_bytes", "Memory by class.",
           lambda v, _: _memory(v.memory), ("class", "kind")),
     *(gauge(f"sluice_last_minute_{name}",
@@ -379,7 +379,7 @@ OWN: Sequence[Family] = (
     counter("sluice_steps", "Engine steps.", lambda _, s: s.steps),
     counter("sluice_step_seconds", "Time in engine steps.", lambda _, s: s.step_s),
     counter("sluice_preempted_tokens", "Tokens computed again.",
-            lambda v, _: v.snapshot.preempted_tokens),
+            lambda v, _: v.load.preempted_tokens),
     counter("sluice_step_tokens", "Tokens of all steps, by kind.",
             lambda _, s: _counts(s.rows, "decode", "prefill", "draft", "padding"), ("kind",)),
     counter("sluice_requests_failed", "Sequences that the engine failed, by how.",

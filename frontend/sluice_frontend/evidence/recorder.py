@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from sluice_core.contract import SMOOTH_SHARE, Evidence
-from sluice_core.wire import FirstToken
+from sluice_core.port import FirstParts
 
 from .engine_side import EngineSide
 from .lengths import RecentRequests
@@ -19,7 +19,7 @@ from .requests import OpenRequests, RequestTimer
 from .ticks import Ticks
 
 
-def largest_part(parts: FirstToken, ttft_s: float) -> Cause:
+def largest_part(parts: FirstParts, ttft_s: float) -> Cause:
     """The cause of the largest part of a first token's time.
 
     All time outside the engine (HTTP, tokenising, a start still under way) is `outside`.
@@ -117,7 +117,7 @@ class Recorder:
                 timer.admitted_s = max(timer.submitted_s, step_start_s)
                 timer.group.has_begun = True
 
-    def first_token(self, timer: RequestTimer, now_s: float, parts: FirstToken) -> float:
+    def first_token(self, timer: RequestTimer, now_s: float, parts: FirstParts) -> float:
         """The first token was delivered; returns its time since arrival, in seconds."""
         self.requests.leave(timer)
         if timer.is_unseen:  # its request did not say that the answer is a stream
@@ -235,7 +235,7 @@ class Recorder:
         while self.ticks.is_due(now_s):
             end_s = self.ticks.end_s
             self._count_late(end_s)
-            self.ticks.close(wall_s - (now_s - end_s), throttled_s, self.engine.snapshot)
+            self.ticks.close(wall_s - (now_s - end_s), throttled_s, self.engine.load)
 
     def evidence(self, after: int) -> Evidence:
         """All closed ticks with seq > `after`, and the rest that the tuner reads."""
@@ -256,7 +256,7 @@ class Recorder:
         prefill (`EngineSide.prefill_ms`). They begin at once if nothing runs.
         """
         engine = self.engine
-        begin_at_once = not engine.snapshot.running
+        begin_at_once = not engine.load.running
         first: dict[int, RequestTimer] = {}
         late: dict[str, RequestTimer] = {}
         for timer in self.requests.waiting.values():

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from sluice_core.contract import TICK_RING, TICK_SECONDS, Slo, Tick, Waiting
-from sluice_core.wire import Snapshot
+from sluice_core.port import EngineLoad
 
 from .open_tick import OpenTick
 
@@ -82,7 +82,7 @@ class Ticks:
     def is_due(self, now_s: float) -> bool:
         return now_s - self.start_s >= TICK_SECONDS
 
-    def close(self, wall_s: float, throttled_s: float, state: Snapshot) -> None:
+    def close(self, wall_s: float, throttled_s: float, state: EngineLoad) -> None:
         """Close the open tick, which ended at `wall_s`. `throttled_s`: the cgroup's total."""
         # An engine without work sends no steps; a lowered cap holds there too.
         if self._settling is not None and self._settling.after <= self._settling.before:

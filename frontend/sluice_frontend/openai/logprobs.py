@@ -11,7 +11,7 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from msgspec import Raw, json
-from sluice_core.wire import Scores
+from sluice_core.port import Scores
 
 TextOf = Callable[[int], str]
 """A token id's name in a reply."""

@@ -16,7 +16,6 @@ from ..evidence.metrics import CONTENT_TYPE
 from ..http.guards import ERROR_HANDLERS, Bearer, EdgeMiddleware, Inflight, answer
 from ..openai import response_types
 from ..serving.admin import OPEN_PATHS, AdminPort
-from ..serving.backend import Backend
 from ..serving.runtime import Runtime
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -77,7 +76,7 @@ def health_routes(
     return [Served("GET", path, each) for path, each in (*handlers, ("/version", show_version))]
 
 
-def probe_routes(runtime: Runtime[Backend], metrics: Callable[[], bytes]) -> list[Served]:
+def probe_routes(runtime: Runtime, metrics: Callable[[], bytes]) -> list[Served]:
     """Health, version and metrics: on both ports. `metrics`: the text of a scrape."""
 
     async def scrape(request: Request) -> Response:
@@ -88,7 +87,7 @@ def probe_routes(runtime: Runtime[Backend], metrics: Callable[[], bytes]) -> lis
 
 
 def admin_app(
-    runtime: Runtime[Backend], check_room: Callable[[int, int], None], metrics: Callable[[], bytes]
+    runtime: Runtime, check_room: Callable[[int, int], None], metrics: Callable[[], bytes]
 ) -> ASGIApp:
     """The application that the operator and Prometheus speak to."""
     port = AdminPort(runtime)

@@ -22,7 +22,6 @@ from ..http.connection import Connection, OnCut, connection_class
 from ..http.guards import Inflight
 from ..http.turns import Turns
 from ..serving.admission import MAX_ON_THEIR_WAY, max_open
-from ..serving.backend import Backend
 from ..serving.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -199,7 +198,7 @@ def on_signals(act: Callable[[], None]) -> None:
         loop.add_signal_handler(name, act)
 
 
-async def drain(runtime: Runtime[Backend], api: Server, inflight: Inflight) -> None:
+async def drain(runtime: Runtime, api: Server, inflight: Inflight) -> None:
     """Turn readiness off. New requests are answered, each as the last of its connection, until none
     come. Requests still open at the limit get an error; so do all at once if the engine hangs, as
     their answers cannot come."""
@@ -220,12 +219,12 @@ async def drain(runtime: Runtime[Backend], api: Server, inflight: Inflight) -> N
     await inflight.until_empty(ANSWER_S)
 
 
-def _is_hung(runtime: Runtime[Backend]) -> bool:
+def _is_hung(runtime: Runtime) -> bool:
     return runtime.liveness().phase == "hung"
 
 
 async def _until_quiet(
-    runtime: Runtime[Backend],
+    runtime: Runtime,
     api: Server,
     inflight: Inflight,
     idle_s: float,

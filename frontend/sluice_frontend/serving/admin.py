@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from ..http.guards import PROBE_PATHS, answer, read_body
 from ..openai.json_body import convert, parse_object
-from .backend import Backend
 from .runtime import Runtime
 
 OPEN_PATHS = ("/metrics", *PROBE_PATHS)
@@ -19,7 +18,7 @@ MAX_PATCH_BYTES = 64 << 10
 class AdminPort:
     """The handlers of the admin port's own routes."""
 
-    def __init__(self, runtime: Runtime[Backend]) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     async def runtime_config(self, request: Request) -> Response:

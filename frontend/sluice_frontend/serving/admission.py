@@ -15,8 +15,8 @@ from sluice_core.errors import (
     SluiceError,
     TooManyOpen,
 )
-from sluice_core.wire import TOKEN_BYTES, Ready
-from sluice_core.work import Deadlines, Work
+from sluice_core.port import EngineFacts
+from sluice_core.work import TOKEN_BYTES, Deadlines, Work
 
 from ..config import ServerConfig
 from ..evidence.open_tick import Cause
@@ -32,7 +32,6 @@ from ..openai.sampling_params import (
     check_prompt_logprobs,
     longest_scored,
 )
-from .backend import Backend
 from .bounds import (
     check_length,
     check_priority,
@@ -99,7 +98,7 @@ class Admission:
     `max_queued_tokens`: waiting prompt tokens for which there is memory.
     """
 
-    def __init__(self, runtime: Runtime[Backend], memory_bytes: int) -> None:
+    def __init__(self, runtime: Runtime, memory_bytes: int) -> None:
         self._runtime = runtime
         self.max_queued_tokens = memory_bytes // (2 * TOKEN_BYTES * QUEUE_SHARE)
         self._max_logprobs = min(MAX_OUTPUT_LOGPROBS, memory_bytes // LOGPROB_BYTES)
@@ -152,21 +151,21 @@ class Admission:
         if work.deadlines != Deadlines() or self._runtime.live.shed_ms is not None:
             self._check_deadlines(work, arrival_s, time.monotonic())
 
-    def check_open(self) -> Ready:
+    def check_open(self) -> EngineFacts:
         """The engine's limits; raises Unavailable, which is booked, if no request is taken now."""
-        runtime, ready = self._runtime, self._runtime.backend.ready
+        runtime, facts = self._runtime, self._runtime.backend.facts
         problem: SluiceError
         if runtime.is_closed:
             problem = Draining("this server has shut down", retry_after_s=1)
         elif runtime.backend.closed.is_set():
             death = runtime.engine_liveness.death or "the engine process ended"
             problem = EngineDied(death, retry_after_s=1)
-        elif ready is None:
+        elif facts is None:
             phase, percent = runtime.engine_liveness.phase, runtime.engine_liveness.percent
             text = f"the model is being loaded: {phase} ({percent} %)"
             problem = NotReady(text, retry_after_s=5)
         else:
-            return ready
+            return facts
         raise self.refused(problem)
 
     def refused(self, problem: SluiceError) -> SluiceError:
@@ -265,7 +264,7 @@ class Admission:
         """The bound of the queue that `work` would break, if any."""
         runtime, most_tokens = self._runtime, self.max_queued_tokens
         flags, num_open, recorder = runtime.config, runtime.backend.num_open, runtime.recorder
-        state, cap = recorder.engine.snapshot, runtime.live.cap
+        state, cap = recorder.engine.load, runtime.live.cap
         num_tokens, most, num_gone = (
             recorder.requests.num_pending_tokens,
             flags.max_num_queued_reqs,

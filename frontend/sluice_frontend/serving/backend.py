@@ -4,42 +4,20 @@ import asyncio
 from typing import Protocol
 
 from sluice_core.errors import SluiceError
-from sluice_core.wire import (
-    EngineLimits,
-    Finished,
-    Heartbeat,
-    Ready,
-    Scores,
-    StepReport,
-    TokenOut,
-)
-
-
-class Sink(Protocol):
-    """Takes one sequence's tokens."""
-
-    def token(self, token: TokenOut, *, at_cap: bool, is_long: bool, now_s: float) -> None:
-        """A token; the last one carries a finish reason and nothing follows it. `at_cap`,
-        `is_long`: of its step, as in `StepReport`."""
-
-    def prompt(self, scores: Scores) -> None:
-        """Log-probabilities of the prompt's next tokens; all come before the first token."""
-
-    def ended(self, error: SluiceError) -> None:
-        """The sequence ended without a token; nothing follows."""
+from sluice_core.port import EngineFacts, EngineLimits, EngineLoad, EngineStep, Manner
 
 
 class Listener(Protocol):
     """Takes news of the engine as a whole. `now_s`: monotonic seconds at receipt."""
 
-    def ready(self, ready: Ready) -> None:
+    def serves(self, facts: EngineFacts) -> None:
         """The engine serves."""
 
-    def step(self, report: StepReport, now_s: float) -> None:
-        """A step was made; its tokens go to their sinks after this."""
+    def step(self, step: EngineStep, load: EngineLoad, now_s: float) -> None:
+        """A step was made, after which `load` is the engine's state."""
 
-    def state(self, message: Finished | Heartbeat) -> None:
-        """A message with a newer snapshot."""
+    def state(self, load: EngineLoad) -> None:
+        """A newer state came without a step."""
 
 
 class Backend(Protocol):
@@ -49,8 +27,8 @@ class Backend(Protocol):
     """
 
     @property
-    def ready(self) -> Ready | None:
-        """The engine's report of itself; None before it serves."""
+    def facts(self) -> EngineFacts | None:
+        """What the engine says of itself; None before it serves."""
 
     @property
     def closed(self) -> asyncio.Event:
@@ -60,8 +38,12 @@ class Backend(Protocol):
     def num_open(self) -> int:
         """Sequences that were submitted and have not ended."""
 
+    @property
+    def manner(self) -> Manner:
+        """How the engine is steered and measured now."""
+
     def fail(self, request_id: str, error: SluiceError) -> None:
-        """End a sequence from this side; its sink is told."""
+        """End a sequence from this side, and tell its client."""
 
     def drop(self, request_id: str, error: SluiceError) -> None:
         """End a sequence that has not begun; one that has goes on. The engine knows which it is."""
@@ -70,7 +52,7 @@ class Backend(Protocol):
         """End every open sequence."""
 
     def configure(self, limits: EngineLimits) -> None:
-        """Change the live limits: the engine's own, or of the queue before it."""
+        """Change the live limits: the engine's own, or of the queue in front of it."""
 
     async def check_integrity(self) -> str | None:
         """None, or a sentence about the fault in the engine's memory.

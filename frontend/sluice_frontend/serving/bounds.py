@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
+from sluice_core.port import EngineLoad
 from sluice_core.window import over_window, prompt_too_long
-from sluice_core.wire import Snapshot
 from sluice_core.work import Deadlines
 
 from ..openai.protocol import Completion
@@ -87,12 +87,12 @@ def check_repeated(
             )
 
 
-def num_waiting(num_open: int, cap: int, state: Snapshot) -> int:
+def num_waiting(num_open: int, cap: int, state: EngineLoad) -> int:
     """Number of waiting sequences, with those that the engine has not reported yet."""
     return max(0, num_open - cap, state.waiting)
 
 
-def is_full(num_new: int, num_open: int, cap: int, state: Snapshot, limit: int) -> bool:
+def is_full(num_new: int, num_open: int, cap: int, state: EngineLoad, limit: int) -> bool:
     """True if `num_new` sequences would make more than `limit` wait.
 
     `num_open`: submitted and not ended. Newcomers wait behind those that wait for memory.

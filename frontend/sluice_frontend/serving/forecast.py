@@ -95,8 +95,8 @@ def forecast_of(recorder: Recorder, live: RuntimeLimits, num_open: int) -> Forec
     engine = recorder.engine
     return Forecast(
         num_open=num_open,
-        num_running=engine.snapshot.running,
-        num_waiting=engine.snapshot.waiting,
+        num_running=engine.load.running,
+        num_waiting=engine.load.waiting,
         cap=live.cap,
         service_s=recorder.recent.service_s(),
         step_model=engine.step_model,

@@ -4,14 +4,9 @@ The limits (cap and token budget) carry an epoch, because evidence is booked und
 overload and order may change at any time.
 """
 
-from typing import NamedTuple
-
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 from sluice_core.contract import (
-    CapIs,
-    ChunkIs,
-    GapsFrom,
     Overload,
     RuntimePatch,
     SchedulingPolicy,
@@ -19,21 +14,13 @@ from sluice_core.contract import (
     policy_in_force,
 )
 from sluice_core.errors import OverCeiling, StaleEpoch
-from sluice_core.wire import EngineLimits
-
-
-class Manner(NamedTuple):
-    """How an engine is steered and measured, as in `contract.RuntimeConfig`; by default our own."""
-
-    cap_is: CapIs = "live"
-    gaps_from: GapsFrom = "tokens"
-    chunk_is: ChunkIs = "live"
+from sluice_core.port import EngineLimits
 
 
 class RuntimeLimits(Struct, frozen=True):
     """The configuration that is in force. `scheduling_policy`: None unless one was asked for.
 
-    `hold_share`: as in `wire.EngineLimits`.
+    `hold_share`: as in `port.EngineLimits`.
     """
 
     epoch: int

@@ -6,23 +6,20 @@ It receives the engine's reports, and gives the operator the counts.
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
 
 from msgspec import structs
 from sluice_core.contract import Evidence, RuntimeConfig, RuntimePatch, Waiting
 from sluice_core.errors import DeadlineUnreachable, Draining, NotReady, Shed
-from sluice_core.wire import Finished, Heartbeat, Ready, StepReport
+from sluice_core.port import EngineFacts, EngineLoad, EngineStep
 
 from ..config import ServerConfig
-from ..evidence.health import Liveness, Verdict
-from ..evidence.ledger import Ledger
-from ..evidence.metrics import MINUTE_TICKS, Statistics, View, create_registry
-from ..evidence.recorder import Recorder
-from .backend import Backend, Listener
+from ..evidence.health import Verdict
+from ..evidence.measured import Measured
+from ..evidence.metrics import MINUTE_TICKS, View, create_registry
+from .backend import Backend
 from .forecast import forecast_for, retry_after_s
-from .limits import Manner, RuntimeLimits
+from .limits import RuntimeLimits
 
 log = logging.getLogger(__name__)
 
@@ -31,92 +28,87 @@ BEAT_S = 0.1
 CROWDED_LIFETIME = 0.1
 """Share of their age limit that connections reach while requests wait. A Service picks a pod for
 each new connection, so a new pod gets its share of the clients within seconds."""
-B_co = TypeVar("B_co", bound=Backend, covariant=True)
 
 
-class Runtime(Generic[B_co]):
+class Runtime:
     """Limits in force, evidence and health. All methods belong to the event loop's thread."""
 
     def __init__(
         self,
         config: ServerConfig,
         live: RuntimeLimits,
+        measured: Measured,
+        backend: Backend,
         *,
         model_name: str,
         cache_config: Mapping[str, str],
         throttled_s: Callable[[], float],
-        connect: Callable[[Liveness, Listener], B_co],
-        manner: Callable[[], Manner] = Manner,
     ) -> None:
         """`live`: in force at the start, with the largest token budget ever allowed.
 
         `cache_config`: the KV cache's labels in a scrape. `throttled_s`: seconds that the CPU quota
-        has throttled this process. `connect` makes the backend, which reports to this object.
-        `manner` tells how the engine is steered now.
+        has throttled this process.
         """
-        now_s, self.created_s = time.monotonic(), time.time()
-        self.config, self.live, self.model_name = config, live, model_name
-        self.boot_id = uuid.uuid4().hex
-        self.engine_liveness = Liveness(now_s, self.created_s)
-        self.backend = connect(self.engine_liveness, self)
-        self.recorder = Recorder(self.boot_id, now_s, self.created_s)
-        self.stats = Statistics(config.flag_slo, self.created_s)
+        self.config, self.live, self.backend = config, live, backend
+        self.model_name, self.created_s = model_name, measured.created_s
+        self.engine_liveness, self.recorder = measured.liveness, measured.recorder
+        self.stats, self.ledger = measured.stats, measured.ledger
         self.registry = create_registry(model_name, self.stats, self.view)
-        self.ledger = Ledger(self.recorder, self.stats)
         self.is_closed = False
         self._largest_budget = live.max_num_batched_tokens
         self._cache_config = cache_config
-        self._throttled_s, self._manner = throttled_s, manner
+        self._throttled_s = throttled_s
 
-    # -- reports of the engine (backend.Listener)
+    # -- news of the engine (backend.Listener)
 
-    def ready(self, ready: Ready) -> None:
-        self.live = structs.replace(self.live, cap=ready.cap)
-        self.stats.set_window(ready.max_model_len)
-        self.recorder.engine.ready(ready)
-        self.recorder.ticks.start(self.live.epoch, ready.cap, self.live.slo)
+    def serves(self, facts: EngineFacts) -> None:
+        self.live = structs.replace(self.live, cap=facts.cap)
+        self.stats.set_window(facts.max_model_len)
+        self.recorder.engine.serves(facts)
+        self.recorder.ticks.start(self.live.epoch, facts.cap, self.live.slo)
         log.info(
             "ready",
             extra={
-                "cap": ready.cap,
-                "ceiling": ready.ceiling,
-                "predicted": ready.predicted_cap,
+                "cap": facts.cap,
+                "ceiling": facts.ceiling,
+                "predicted": facts.predicted_cap,
                 "epoch": self.live.epoch,
-                "kv_tokens": ready.kv_tokens,
-                "max_model_len": ready.max_model_len,
-                "kernels": ready.kernels,
-                "memory": ready.memory.measured,
+                "kv_tokens": facts.kv_tokens,
+                "max_model_len": facts.max_model_len,
+                "kernels": facts.kernels,
+                "memory": facts.memory.measured,
             },
         )
 
-    def step(self, report: StepReport, now_s: float) -> None:
-        self.recorder.engine.step(report)
-        self.recorder.admit(report.admitted, report.started_s)
-        self.stats.step(report)
+    def step(self, step: EngineStep, load: EngineLoad, now_s: float) -> None:
+        self.recorder.engine.see(load)
+        self.recorder.engine.step(step)
+        self.recorder.admit(step.admitted, step.started_s)
+        self.stats.step(step)
         self.shed(now_s)
 
-    def state(self, message: Finished | Heartbeat) -> None:
-        self.recorder.engine.see(message.snapshot)
+    def state(self, load: EngineLoad) -> None:
+        self.recorder.engine.see(load)
 
     # -- live configuration
 
-    def limits(self) -> Ready:
-        """The engine's report of itself; raises NotReady before it serves."""
-        ready = self.backend.ready
-        if ready is None:
+    def limits(self) -> EngineFacts:
+        """Return what the engine says of itself; raises NotReady before it serves."""
+        facts = self.backend.facts
+        if facts is None:
             raise NotReady("the model is being loaded", retry_after_s=1)
-        return ready
+        return facts
 
     def runtime_config(self) -> RuntimeConfig:
         """The limits in force; raises NotReady before the engine serves."""
-        state = self.recorder.engine.snapshot
+        state = self.recorder.engine.load
         return RuntimeConfig(
             **structs.asdict(self.live) | {"scheduling_policy": self.live.policy},
-            **self._manner()._asdict(),
+            **self.backend.manner._asdict(),
             ceiling=self.limits().ceiling,
             running=state.running,
             waiting=Waiting(cap=state.waiting_cap, kv=state.waiting_kv),
-            boot_id=self.boot_id,
+            boot_id=self.recorder.ticks.boot_id,
             hung=self.engine_liveness.hung(time.monotonic(), self.config.liveness_timeout),
         )
 
@@ -150,14 +142,14 @@ class Runtime(Generic[B_co]):
 
     def load(self) -> dict[str, float]:
         """The load for a gateway's balancing, under the gateway's names."""
-        state = self.recorder.engine.snapshot
+        state = self.recorder.engine.load
         return {"kv_cache_usage_perc": state.kv_usage, "num_requests_waiting": state.waiting}
 
     def lifetime(self) -> float:
         """The share of its age limit that a connection may reach: another pod may have room."""
         if self.engine_liveness.is_draining:
             return 0.0
-        return CROWDED_LIFETIME if self.recorder.engine.snapshot.waiting else 1.0
+        return CROWDED_LIFETIME if self.recorder.engine.load.waiting else 1.0
 
     def drain(self) -> None:
         """Stop being ready; each answer closes its connection."""
@@ -170,13 +162,13 @@ class Runtime(Generic[B_co]):
         self.backend.fail_all(Draining(sentence, retry_after_s=1))
 
     def view(self) -> View:
-        engine, cache = self.backend.ready, dict(self._cache_config)
+        engine, cache = self.backend.facts, dict(self._cache_config)
         if engine is not None:
             cache["block_size"] = str(engine.block_size)
             cache["num_gpu_blocks"] = str(engine.num_blocks)
         return View(
             is_ready=self.readiness().ok,
-            snapshot=self.recorder.engine.snapshot,
+            load=self.recorder.engine.load,
             open_requests=self.backend.num_open,
             epoch=self.live.epoch,
             cap=self.live.cap,

@@ -71,7 +71,7 @@ _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}\n]*\})? (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLoad:
+class ServerLoad:
     """An engine's own metrics at one moment; None where it shows none."""
 
     waiting: float | None = None
@@ -80,7 +80,7 @@ class EngineLoad:
     tokens: float | None = None
 
 
-def load_of(facts: EngineFacts, text: str, numbers: Numbers) -> EngineLoad:
+def load_of(facts: EngineFacts, text: str, numbers: Numbers) -> ServerLoad:
     """The load in a scrape; samples of one name are summed."""
     wanted = {*facts.waiting, *facts.kv_usage, *facts.preemptions, *facts.tokens}
     values: dict[str, float] = {}
@@ -93,7 +93,7 @@ def load_of(facts: EngineFacts, text: str, numbers: Numbers) -> EngineLoad:
         found = [values[name] for name in names if name in values]
         return numbers.number(sum(found), MAX_COUNT) if found else None
 
-    return EngineLoad(
+    return ServerLoad(
         total(facts.waiting),
         total(facts.kv_usage),
         total(facts.preemptions),

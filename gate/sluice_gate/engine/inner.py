@@ -14,14 +14,8 @@ import aiohttp
 import msgspec
 from sluice_core.bounded import Numbers
 from sluice_core.errors import ConfigError
-from sluice_core.wire import (
-    EngineLimits,
-    Ready,
-    StepReport,
-    encode_frame,
-    from_engine_decoder,
-    split_frames,
-)
+from sluice_core.port import EngineLimits, EngineStep
+from sluice_core.wire import Ready, StepReport, encode_frame, from_engine_decoder, split_frames
 from sluice_frontend.config import read_secrets
 
 from .upstream import Upstream
@@ -52,7 +46,7 @@ class VllmSocket:
         self,
         limits: Callable[[], EngineLimits],
         on_change: Callable[[int, int], None],
-        on_step: Callable[[StepReport], None],
+        on_step: Callable[[EngineStep, bool], None],
         numbers: Numbers,
     ) -> None:
         self._limits, self._on_change, self._on_step = limits, on_change, on_step
@@ -100,7 +94,7 @@ class VllmSocket:
             log.info("sluice_vllm connected", extra={"ceiling": message.ceiling})
             self._on_change(len(self._writers), message.ceiling)
         elif isinstance(message, StepReport):
-            self._on_step(message)
+            self._on_step(message.as_step(num_tokens=0), message.is_long)
 
 
 class SglangKey:

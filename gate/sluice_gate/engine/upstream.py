@@ -23,7 +23,7 @@ from starlette.types import Scope
 from yarl import URL
 
 from ..request.headers import for_engine
-from .engines import EngineLoad, load_of
+from .engines import ServerLoad, load_of
 from .flags import EngineFlags
 from .patience import Owed
 
@@ -94,7 +94,7 @@ class Upstream:
         self.metrics = ""
         self.on_ready: Callable[[Served], None] = lambda served: None
         self.on_away: Callable[[], None] = lambda: None
-        self.on_load: Callable[[EngineLoad], None] = lambda load: None
+        self.on_load: Callable[[ServerLoad], None] = lambda load: None
         self._session: aiohttp.ClientSession | None = None
         self._timeout = aiohttp.ClientTimeout(total=SCRAPE_S)
         self._num_tokens = 0

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 
 from sluice_core.errors import SluiceError
 from sluice_core.ordering import Pace
-from sluice_core.wire import EngineLimits, Ready, Snapshot
+from sluice_core.port import EngineFacts, EngineLimits, EngineLoad, Manner
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 
 from ..count.outside import OutsideModel
-from ..engine.engines import EngineLoad
+from ..engine.engines import ServerLoad
+from ..engine.inner import SglangKey
 from ..request.asked import Asked
 from .flight import Books, Flight
 from .progress import Progress
@@ -29,41 +30,42 @@ FULL_KV = 0.95
 class GateBackend:
     """A `Backend` of the frontend: open flights, by the ids of their sequences."""
 
-    def __init__(self, limits: EngineLimits, ledger: Callable[[], Ledger]) -> None:
-        """`ledger`: known once the runtime is there, which needs this object first."""
-        self.ready: Ready | None = None
+    def __init__(self, limits: EngineLimits, ledger: Ledger) -> None:
+        self.facts: EngineFacts | None = None
         self.is_away = True
         self.closed = asyncio.Event()
         self.queue = Queue(limits, self._pace)
         self.outside = OutsideModel()
-        self.load = EngineLoad()
+        self.load = ServerLoad()
         self.progress = Progress(lambda: self.flights)
         self._busy_since_s = math.inf
         self.on_limits: list[Callable[[EngineLimits], None]] = []
-        self._ledger = ledger
+        self.num_inner = 0
+        self.sglang: SglangKey | None = None
+        self.books = Books(ledger, cap=limits.cap)
+        self._ledger, self._recorder = ledger, ledger.recorder
         self._flights: dict[str, Flight] = {}
         self._ids = itertools.count(1)
-        self._books: Books | None = None
 
     @property
     def num_open(self) -> int:
         return len(self._flights)
 
     @property
-    def books(self) -> Books:
-        if self._books is None:
-            self._books = Books(self._ledger(), cap=self.queue.limits.cap)
-        return self._books
+    def manner(self) -> Manner:
+        """By `sluice_vllm` inside, SGLang's own key, or this queue alone."""
+        holds_cap = bool(self.num_inner) or (self.sglang is not None and self.sglang.is_set)
+        return Manner(
+            cap_is="live" if holds_cap else "gate",
+            gaps_from=self.books.gaps_from,
+            chunk_is="live" if self.num_inner else "fixed",
+        )
 
     # -- requests
 
     def open(self, asked: Asked, work: Work, arrival_s: float) -> Flight:
         """Let a request in, to the queue."""
-        loop, recorder, now_s = (
-            asyncio.get_running_loop(),
-            self._ledger().recorder,
-            time.monotonic(),
-        )
+        loop, recorder, now_s = asyncio.get_running_loop(), self._recorder, time.monotonic()
         sequences = ((num, another) for num in work.prompts for another in range(work.n))
         timers = [
             recorder.arrive(
@@ -84,7 +86,7 @@ class GateBackend:
         self, flight: Flight, index: int, now_s: float, num: int = 1, *, is_drafted: bool
     ) -> None:
         """`num` tokens of one of its sequences were handed over together."""
-        tick, books = self._ledger().recorder.ticks.open, self.books
+        tick, books = self._recorder.ticks.open, self.books
         tick.generated_tokens += num
         tick.decodes += num
         before = books.num_prefilling
@@ -101,7 +103,7 @@ class GateBackend:
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
         self.progress.stepped(now_s)
-        tick, is_unseen = self._ledger().recorder.ticks.open, not flight.first_seen
+        tick, is_unseen = self._recorder.ticks.open, not flight.first_seen
         if is_unseen:
             tick.generated_tokens += num_tokens or 0
         if is_unseen or not flight.work.is_stream:
@@ -109,20 +111,20 @@ class GateBackend:
         for timer in flight.timers:
             if is_unseen:
                 timer.num_tokens = (num_tokens or 0) // flight.num_sequences
-            self._ledger().finish(timer, "stop", 0, computed_s=now_s, now_s=now_s)
+            self._ledger.finish(timer, "stop", 0, computed_s=now_s, now_s=now_s)
         self._over(flight)
 
     def failed(self, flight: Flight, kind: str) -> None:
         """The engine answered that it failed, or cut its answer; `kind` as in `Failures`."""
         for timer in flight.timers:
-            self._ledger().engine_failed(timer, kind)
+            self._ledger.engine_failed(timer, kind)
         self._over(flight)
 
     def leave(self, flight: Flight, error: SluiceError | None = None) -> None:
         """It ended otherwise: its client left, or `error`. An ended one is ignored."""
         if flight.is_over:
             return
-        now_s, ledger = time.monotonic(), self._ledger()
+        now_s, ledger = time.monotonic(), self._ledger
         for timer in flight.timers:
             if error is None:
                 ledger.leave(timer, now_s)
@@ -144,7 +146,7 @@ class GateBackend:
 
     def pump(self) -> None:
         """Give free places to those whose turn it is, while the engine is there."""
-        recorder, now_s = self._ledger().recorder, time.monotonic()
+        recorder, now_s = self._recorder, time.monotonic()
         taken = [] if self.is_away else self.queue.take()
         for flight in taken:
             flight.admitted_s = now_s
@@ -161,26 +163,28 @@ class GateBackend:
 
     def see(self) -> None:
         """Tell the evidence the state of now."""
-        recorder, running, waiting = self._ledger().recorder, self.queue.running, self.queue.waiting
+        recorder, running, waiting = self._recorder, self.queue.running, self.queue.waiting
         cap = self.queue.limits.cap
         self.books.running, self.books.cap = running, cap
         in_cap = min(running, cap) if self.queue.ahead else running
         held = int(self.load.waiting or 0)
         recorder.engine.see(
-            Snapshot(
-                running=in_cap, waiting_cap=waiting + running - in_cap, waiting_kv=held,
-                used_blocks=round(KV_PARTS * min(self.load.kv_usage or 0.0, 1.0)), cached_blocks=0,
-                num_blocks=KV_PARTS, num_preemptions=int(self.load.preemptions or 0),
-                preempted_tokens=0, prefix_queries=0, prefix_hits=0,
+            EngineLoad(
+                running=in_cap,
+                waiting_cap=waiting + running - in_cap,
+                waiting_kv=held,
+                used_blocks=round(KV_PARTS * min(self.load.kv_usage or 0.0, 1.0)),
+                num_blocks=KV_PARTS,
+                num_preemptions=int(self.load.preemptions or 0),
             )
-        )  # fmt: skip
+        )
         tick, now_s = recorder.ticks.open, time.monotonic()
         tick.max_running = max(tick.max_running, in_cap)
         tick.busy_s += max(0.0, now_s - self._busy_since_s)
         self._busy_since_s = now_s if running else math.inf
         recorder.ticks.settle(in_cap)
 
-    def loaded(self, load: EngineLoad) -> None:
+    def loaded(self, load: ServerLoad) -> None:
         """The engine's own metrics. Those that are prefilled now may wait for its memory."""
         has_lack = bool(load.waiting) or (load.kv_usage or 0.0) > FULL_KV
         has_lack = has_lack or (load.preemptions or 0.0) > (self.load.preemptions or 0.0)
@@ -196,7 +200,7 @@ class GateBackend:
         return dict.fromkeys(self._flights.values())
 
     def _pace(self, num_free: int) -> Pace:
-        recorder, cap = self._ledger().recorder, self.queue.limits.cap
+        recorder, cap = self._recorder, self.queue.limits.cap
         model, service_s = recorder.engine.step_model, recorder.recent.service_s() or 0.0
         return Pace(model.d / 1e3 if model else 0.0, service_s / cap, num_free)
 

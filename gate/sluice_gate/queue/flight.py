@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sluice_core.contract import AT_CAP_SHARE, GapsFrom
 from sluice_core.errors import SluiceError
-from sluice_core.wire import FirstToken, TokenOut
+from sluice_core.port import FirstParts
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.requests import RequestTimer
@@ -103,7 +103,7 @@ class Books:
             in_prefill = self.long_ended_s > before_s
         self.ledger.token(
             timer,
-            TokenOut(timer.request_id, 0, None, first),
+            first,
             at_cap=self.at_cap,
             is_drafted=is_drafted,
             now_s=now_s,
@@ -117,12 +117,12 @@ class Books:
             return None
         return None if is_drafted or in_prefill else now_s - before_s
 
-    def _parts(self, flight: Flight, timer: RequestTimer, now_s: float) -> FirstToken:
+    def _parts(self, flight: Flight, timer: RequestTimer, now_s: float) -> FirstParts:
         """Its wait here is for the cap; the engine's part is prefill, or a lack of memory."""
         admitted_s = flight.admitted_s or timer.submitted_s
         wait_s, engine_s = max(0.0, admitted_s - timer.submitted_s), now_s - admitted_s
         kv_s = engine_s if flight.met_lack else 0.0
-        return FirstToken(wait_s, kv_s, engine_s - kv_s, 0)
+        return FirstParts(wait_s, kv_s, engine_s - kv_s)
 
     def streamed(self, flight: Flight, usage: tuple[int, int] | None) -> None:
         """A streamed answer ended; `usage`: as the engine told it."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from sluice_core.ordering import Pace, Terms
+from sluice_core.port import EngineLimits
 from sluice_core.shares import Shares
-from sluice_core.wire import EngineLimits
 
 from .flight import Flight
 

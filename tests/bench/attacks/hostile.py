@@ -15,7 +15,8 @@ from bench.attacks.table import Came, Stage, attack, came, stage
 from integration.apiserver import running_apiserver
 from integration.operator_runs import administrator
 from msgspec import structs
-from sluice_core.wire import Snapshot, StepReport, encode_frame
+from sluice_core.port import EngineLoad
+from sluice_core.wire import StepReport, encode_frame
 from strangers.client import ask, request
 from strangers.engine import Answer, stream
 from unit.operator.objects import valid_object
@@ -106,7 +107,7 @@ async def metrics_numbers(directory: Path) -> Came:
         return came(at.gate, ok, how + fatal)
 
 
-_SNAPSHOT = Snapshot(1, 0, 0, 1, 0, 10, 0, 0, 0, 0)
+_SNAPSHOT = EngineLoad(1, 0, 0, 1, 0, 10, 0, 0, 0, 0)
 _REPORT = StepReport([], 0, 0.0, 0.01, 1, 1, 0, 1, False, _SNAPSHOT)
 REPORTS = (
     *(structs.replace(_REPORT, step_s=value) for value in (math.nan, math.inf, -1.0, 1e300)),

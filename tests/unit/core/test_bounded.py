@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.bounded import MAX_COUNT, MAX_NUMBER, Numbers, count, number
-from sluice_core.wire import Snapshot, StepReport, encode_frame, from_engine_decoder
+from sluice_core.port import EngineLoad
+from sluice_core.wire import StepReport, encode_frame, from_engine_decoder
 
 ANYTHING = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
@@ -50,7 +51,7 @@ def test_what_is_left_out_is_counted_and_what_is_not_told_is_not() -> None:
     assert left_out == {"usage": 2}
 
 
-STATE = Snapshot(1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+STATE = EngineLoad(1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 STEP = StepReport([], 0, 1.0, 0.01, 1, 1, 0, 1, False, STATE)
 NUMBERS = [
     field.name
@@ -71,7 +72,7 @@ def test_a_report_with_an_impossible_number_is_none(name: str, value: float) -> 
         from_engine_decoder.decode(body)
 
 
-@pytest.mark.parametrize("field", msgspec.structs.fields(Snapshot), ids=lambda field: field.name)
+@pytest.mark.parametrize("field", msgspec.structs.fields(EngineLoad), ids=lambda field: field.name)
 @pytest.mark.parametrize("value", [math.nan, -1e13, 2**62])
 def test_a_state_with_an_impossible_number_is_none(
     field: msgspec.structs.FieldInfo, value: float

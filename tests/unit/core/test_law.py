@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sluice_core import law
 from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.law import Division, Gaps, Law, Load, Prompt
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes
-from sluice_core.wire import EngineLimits
 
 A, B, C, D = 25.0, 1.0, 0.0003, 0.28
 """vLLM on two cores, ms."""

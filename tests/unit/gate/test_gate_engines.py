@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from sluice_core.bounded import Numbers
-from sluice_gate.engine.engines import ENGINES, EngineFacts, EngineLoad, load_of
+from sluice_gate.engine.engines import ENGINES, EngineFacts, ServerLoad, load_of
 
 VLLM = """# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge
@@ -19,13 +19,13 @@ vllm:num_preemptions_total{engine="0",model_name="m"} NaN-broken
 """
 
 
-def read(facts: EngineFacts, text: str) -> EngineLoad:
+def read(facts: EngineFacts, text: str) -> ServerLoad:
     return load_of(facts, text, Numbers("metrics", Counter()))
 
 
 def test_samples_of_one_name_are_summed() -> None:
     load = read(ENGINES["vllm"], VLLM)
-    assert load == EngineLoad(waiting=3.0, kv_usage=0.25, tokens=1500.0)
+    assert load == ServerLoad(waiting=3.0, kv_usage=0.25, tokens=1500.0)
 
 
 def test_the_name_before_a_renaming_is_read() -> None:
@@ -34,7 +34,7 @@ def test_the_name_before_a_renaming_is_read() -> None:
 
 def test_what_an_engine_does_not_show_is_unknown() -> None:
     for facts in ENGINES.values():
-        assert read(facts, "") == EngineLoad()
+        assert read(facts, "") == ServerLoad()
     assert read(ENGINES["llamacpp"], "llamacpp:requests_deferred 2\n").waiting == 2.0
 
 
@@ -43,7 +43,7 @@ def test_a_number_that_is_none_is_left_out_and_counted(word: str) -> None:
     left_out = Counter[str]()
     text = f"vllm:num_requests_waiting {word}\nvllm:kv_cache_usage_perc 0.5\nother {word}\n"
     load = load_of(ENGINES["vllm"], text, Numbers("metrics", left_out))
-    assert load == EngineLoad(kv_usage=0.5)
+    assert load == ServerLoad(kv_usage=0.5)
     assert left_out == {"metrics": 1}
 
 

@@ -6,7 +6,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.ordering import Pace
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 from sluice_core.work import Deadlines, Work
 from sluice_frontend.evidence.requests import RequestTimer
 from sluice_gate.queue.flight import Flight

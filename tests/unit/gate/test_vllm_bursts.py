@@ -4,7 +4,7 @@ import random
 from itertools import chain
 
 import pytest
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 from sluice_vllm.steering import Steering
 from unit.gate.made_vllm import Request, Scheduler
 from unit.gate.vllm_machine import Cost, Machine

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from engines.gate import Gate
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 from sluice_vllm.control import Control, attach
 from sluice_vllm.settings import Settings
 from unit.gate.made_vllm import CEILING, TOKENS, Request, Scheduler

@@ -1,7 +1,7 @@
 """The late gaps of vLLM's requests, from the ends of its steps."""
 
 from sluice_core.law import Gaps
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 from sluice_vllm.gaps import UNKNOWN, GapBook
 from unit.gate.made_vllm import Request
 

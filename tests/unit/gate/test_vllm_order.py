@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 from sluice_vllm.order import DeadlineOrder, own_deadline_ms
 
 PRICE_S = 0.001

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from sluice_core.latency import MIN_CHUNK_TOKENS
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import REFIT_S, StepRecord
-from sluice_core.wire import EngineLimits
 from sluice_vllm.steering import Steering
 from unit.gate.made_vllm import Request, Scheduler, Status
 from unit.gate.vllm_machine import Cost, Machine

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_core.contract import SMOOTH_SHARE
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord
-from sluice_core.wire import EngineLimits
 from sluice_vllm.steering import Begun, Steering
 from unit.gate.made_vllm import Request, Scheduler
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
-from sluice_core import wire
+from sluice_core.port import FinishReason
 from sluice_frontend.openai import response_types
 from sluice_frontend.openai.logprobs import (
     Scored,
@@ -317,5 +317,5 @@ def _scores_bytes(num: int | None) -> int:
 
 def _reason(picked: OpenChoice) -> response_types.FinishReason:
     """The reason of a sequence that neither failed nor was aborted."""
-    reason: wire.FinishReason | None = picked.finish_reason
+    reason: FinishReason | None = picked.finish_reason
     return "stop" if reason == "stop" else "length"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sluice_core.errors import SluiceError
-from sluice_core.wire import FinishReason, Scores, TokenOut, unpacked
+from sluice_core.port import FinishReason, Scores
+from sluice_core.wire import TokenOut, unpacked
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.requests import RequestGroup, RequestTimer
 from sluice_frontend.openai.logprobs import PackedScores
@@ -164,7 +165,7 @@ class Generation:
         is_drafted, choice.last_at_s = item.at_s == choice.last_at_s, item.at_s
         self._ledger.token(
             choice.timer,
-            item.token,
+            item.token.first,
             at_cap=item.at_cap,
             is_drafted=is_drafted,
             now_s=now_s,

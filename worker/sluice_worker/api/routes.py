@@ -105,7 +105,7 @@ def _model_routes(service: Service) -> list[Served]:
             id=service.config.model_name,
             created=int(service.runtime.created_s),
             root=service.config.root,
-            max_model_len=ready.max_model_len if (ready := service.client.ready) else 0,
+            max_model_len=facts.max_model_len if (facts := service.client.facts) else 0,
         )
 
     async def models(request: Request) -> Response:

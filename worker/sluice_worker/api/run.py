@@ -72,7 +72,7 @@ async def _live(
 ) -> None:
     stop = asyncio.Event()
     on_signals(stop.set)
-    await service.client.attach(engine or await spawn(service.config.engine))
+    await service.client.attach(engine or await spawn(service.config.engine), service.runtime)
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(service.client.closed.wait())]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -16,7 +16,9 @@ from msgspec import structs
 from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
 from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
-from sluice_core.wire import Sampling, Submit, packed
+from sluice_core.sampling import Sampling
+from sluice_core.wire import Submit, packed
+from sluice_frontend.evidence.measured import Measured
 from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Answers, Bodies
 from sluice_frontend.http.offload import LARGE, FairQueue
@@ -68,15 +70,17 @@ class Service:
         self.defaults = OPENAI
         if config.text.generation_config == "auto" and is_there(directory, GENERATION_CONFIG):
             self.defaults = defaults_of(read_json(directory, GENERATION_CONFIG))
+        measured = Measured(config.server.flag_slo)
+        self.client = EngineClient(measured.liveness)
         self.runtime = Runtime(
             config.server,
             live_at_start(config),
+            measured,
+            self.client,
             model_name=config.model_name,
             cache_config=_cache_config(config.engine),
             throttled_s=resources.throttled_s,
-            connect=EngineClient,
         )
-        self.client = self.runtime.backend
         self.admission = Admission(self.runtime, resources.memory_bytes())
         self._ids = count(1)
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from sluice_core.errors import SluiceError
-from sluice_core.wire import FinishReason
+from sluice_core.port import FinishReason
 from sluice_frontend.http.bodies import SMALL_ANSWER, Answers
 from sluice_frontend.http.guards import ReadReply
 from sluice_frontend.openai.sse import error_event

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from sluice_core.errors import (
@@ -21,10 +22,10 @@ from sluice_core.errors import (
     timestamp,
     told,
 )
+from sluice_core.port import EngineFacts, EngineLimits, Manner, Scores
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
-    EngineLimits,
     Failed,
     Finished,
     FromEngine,
@@ -36,13 +37,14 @@ from sluice_core.wire import (
     StepReport,
     Submit,
     ToEngine,
+    TokenOut,
     encode_frame,
     from_engine_decoder,
     split_frames,
 )
 from sluice_core.words import clean
 from sluice_frontend.evidence.health import Liveness
-from sluice_frontend.serving.backend import Listener, Sink
+from sluice_frontend.serving.backend import Listener
 
 from ..base.config import EngineConfig
 from ..base.resources import Resources, engine_environment
@@ -50,6 +52,20 @@ from ..base.resources import Resources, engine_environment
 log = logging.getLogger(__name__)
 INTEGRITY_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 5.0
+
+
+class Sink(Protocol):
+    """Takes one sequence's tokens."""
+
+    def token(self, token: TokenOut, *, at_cap: bool, is_long: bool, now_s: float) -> None:
+        """A token; the last one carries a finish reason and nothing follows it. `at_cap`,
+        `is_long`: of its step, as in `StepReport`."""
+
+    def prompt(self, scores: Scores) -> None:
+        """Log-probabilities of the prompt's next tokens; all come before the first token."""
+
+    def ended(self, error: SluiceError) -> None:
+        """The sequence ended without a token; nothing follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +128,14 @@ def manner(returncode: int | None) -> str:
 class EngineClient:
     """One engine process: a `Backend` of the frontend, which is attached, and stopped."""
 
-    def __init__(self, engine_liveness: Liveness, listener: Listener) -> None:
+    manner = Manner()
+
+    def __init__(self, engine_liveness: Liveness) -> None:
         self.engine_liveness = engine_liveness
-        self.ready: Ready | None = None
+        self.facts: EngineFacts | None = None
         self.failure: Failed | None = None
         self.closed = asyncio.Event()
-        self._listener = listener
+        self._listener: Listener | None = None
         self._sinks: dict[str, Sink] = {}
         self._dropped: dict[str, SluiceError] = {}  # why, if they have not begun
         self._transport: asyncio.WriteTransport | None = None
@@ -131,9 +149,9 @@ class EngineClient:
         """Sequences that were submitted and have not ended."""
         return len(self._sinks)
 
-    async def attach(self, engine: EngineProcess) -> None:
-        """Speak with `engine` from now on, and hear what it has said."""
-        self._engine = engine
+    async def attach(self, engine: EngineProcess, listener: Listener) -> None:
+        """Speak with `engine` from now on, and tell `listener` what it says and has said."""
+        self._engine, self._listener = engine, listener
         loop = asyncio.get_running_loop()
         connected = loop.create_unix_connection(lambda: _Wire(self), sock=engine.socket)
         self._transport, _ = await connected
@@ -225,21 +243,23 @@ class EngineClient:
     def receive(self, body: bytes) -> None:
         """One frame of the engine. A malformed one raises, and the connection is lost."""
         message: FromEngine = from_engine_decoder.decode(body)
-        now_s = time.monotonic()
+        now_s, listener = time.monotonic(), self._listener
+        assert listener is not None  # there is a socket
         match message:
             case StepReport():
-                self._step(message, now_s)
+                self._step(message, listener, now_s)
             case Heartbeat():
                 self.engine_liveness.beat(message.steps, message.busy or bool(self._sinks), now_s)
-                self._listener.state(message)
+                listener.state(message.snapshot)
             case Finished():
+                listener.state(message.snapshot)
                 self._finished(message)
             case Starting():
                 self.engine_liveness.starting(message.phase, message.percent, now_s)
             case Ready():
                 self.engine_liveness.serving(now_s)
-                self.ready = message
-                self._listener.ready(message)
+                self.facts = message
+                listener.serves(message)
             case Integrity():
                 answer = self._integrity.pop(0)
                 if not answer.done():  # whoever asked may have given up
@@ -247,9 +267,9 @@ class EngineClient:
             case Failed():
                 self.failure = message
 
-    def _step(self, report: StepReport, now_s: float) -> None:
+    def _step(self, report: StepReport, listener: Listener, now_s: float) -> None:
         self.engine_liveness.stepped(now_s)
-        self._listener.step(report, now_s)
+        listener.step(report.as_step(len(report.tokens)), report.snapshot, now_s)
         sinks = self._sinks
         for part in report.prompts:
             if (scored := sinks.get(part.request_id)) is not None:
@@ -264,7 +284,6 @@ class EngineClient:
             sink.token(token, at_cap=report.at_cap, is_long=report.is_long, now_s=now_s)
 
     def _finished(self, message: Finished) -> None:
-        self._listener.state(message)
         dropped = self._dropped.get(message.request_id)
         sink = self._forget(message.request_id)
         error = dropped if message.error is None else RequestFailed(message.error)

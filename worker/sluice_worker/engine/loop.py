@@ -6,19 +6,9 @@ from collections.abc import Callable, Iterator
 
 from sluice_core.contract import StepModel
 from sluice_core.law import Law
+from sluice_core.port import EngineLimits, EngineLoad, FirstParts, SpeculationTotals
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
-from sluice_core.wire import (
-    Abort,
-    EngineLimits,
-    Finished,
-    FirstToken,
-    PromptScores,
-    Snapshot,
-    SpeculationTotals,
-    StepReport,
-    Submit,
-    TokenOut,
-)
+from sluice_core.wire import Abort, Finished, PromptScores, StepReport, Submit, TokenOut
 
 from ..execution.runner import Runner
 from ..scheduling.scheduler import Scheduler
@@ -120,10 +110,10 @@ class Engine:
             return float("inf")
         return TOUCH_REST * (self._clock() - started)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineLoad:
         """Counts as of now."""
         scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters
-        return Snapshot(
+        return EngineLoad(
             running=len(scheduler.running),
             waiting_cap=scheduler.num_waiting_for("cap"),
             waiting_kv=scheduler.num_waiting_for("kv"),
@@ -241,7 +231,7 @@ def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
             sequence.prompt_scores = None
 
 
-def _first(outcome: Outcome, now: float) -> FirstToken | None:
+def _first(outcome: Outcome, now: float) -> FirstParts | None:
     """The parts of a request's time, with its first token."""
     sequence = outcome.sequence
     return sequence.time_spent(now) if sequence.num_output_tokens == 1 else None

@@ -19,12 +19,12 @@ import msgspec
 from sluice_core.errors import StartupError, told
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.stored import read_config
+from sluice_core.port import EngineLimits
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
-    EngineLimits,
     Failed,
-    Frame,
+    FromEngine,
     Heartbeat,
     Integrity,
     Shutdown,
@@ -64,7 +64,7 @@ class Link:
         self._socket = sock
         self._buffer = bytearray()
 
-    def send(self, message: Frame) -> None:
+    def send(self, message: FromEngine) -> None:
         """Send one message; raises Disconnected."""
         try:
             self._socket.sendall(encode_frame(message))
@@ -140,7 +140,7 @@ class Loop:
             self._link.send(failure)
 
     def _handle(self, message: ToEngine) -> None:
-        answer: Frame | None = None
+        answer: FromEngine | None = None
         match message:
             case Submit():
                 answer = self._engine.submit(message, time.monotonic())

@@ -34,8 +34,9 @@ from sluice_core.model.sizing import (
     weights_bytes,
 )
 from sluice_core.model.stored import Weights, read_config, with_stored_dtype
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes
-from sluice_core.wire import EngineLimits, Ready, Submit, packed
+from sluice_core.wire import Ready, Submit, packed
 from sluice_kernels.choose import CannotChoose, choose
 from sluice_kernels.interface import Kernels
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sluice_core.wire import GREEDY_BELOW, Scores
+from sluice_core.port import Scores
+from sluice_core.sampling import GREEDY_BELOW
 from torch import Tensor
 
 from ..scheduling.edits import Edits

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from sluice_core.law import Division, Gaps, Load, Prompt
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 
 from .sequence import Sequence
 from .step import StepWork

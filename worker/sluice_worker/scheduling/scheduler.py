@@ -19,8 +19,9 @@ import numpy as np
 from sluice_core.law import NOBODY, Division
 from sluice_core.model.sizing import blocks_for
 from sluice_core.ordering import Pace, Terms
+from sluice_core.port import EngineLimits
 from sluice_core.window import over_window
-from sluice_core.wire import EngineLimits, Submit
+from sluice_core.wire import Submit
 
 from ..base.config import NgramSpeculation
 from .blocks import BlockPool

@@ -6,7 +6,8 @@ Prefill, decode, a prefix hit and resumption after a preemption are all the same
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from sluice_core.wire import EngineLimits, FinishReason, FirstToken, Scores, Submit
+from sluice_core.port import EngineLimits, FinishReason, FirstParts, Scores
+from sluice_core.wire import Submit
 
 from .edits import Editor
 from .speculation import Drafter
@@ -118,11 +119,11 @@ class Sequence:
         """When its first token is due."""
         return limits.due_s(self.request.arrived_s, self.request.ttft_ms)
 
-    def time_spent(self, now: float) -> FirstToken:
+    def time_spent(self, now: float) -> FirstParts:
         """The parts of its time until `now`, when its first token came."""
         waited_s = self.wait_cap_s + self.wait_kv_s
         prefill_s = now - self.request.submitted_s - waited_s
-        return FirstToken(
+        return FirstParts(
             self.wait_cap_s, self.wait_kv_s, prefill_s, self.cached_tokens, self.passed_s
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from sluice_core.contract import AT_CAP_SHARE
-from sluice_core.wire import EngineLimits, FinishReason
+from sluice_core.port import EngineLimits, FinishReason
 
 from .sequence import Sequence
 

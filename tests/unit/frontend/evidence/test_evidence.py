@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -21,8 +22,8 @@ from sluice_core.contract import (
     encode,
 )
 from sluice_core.errors import DeadlineUnreachable
+from sluice_core.port import EngineLoad, EngineStep, FirstParts
 from sluice_core.sketch import quantile_ms
-from sluice_core.wire import FirstToken, Snapshot, StepReport, TokenOut
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.open_tick import Tally
@@ -30,7 +31,7 @@ from sluice_frontend.evidence.recorder import Recorder, largest_part
 from sluice_frontend.evidence.requests import RequestTimer
 
 SLO = Slo(ttft_ms=500, itl_ms=50, e2e_ms=1000)
-NO_WAIT = FirstToken(0.0, 0.0, 0.0, 0)
+NO_WAIT = FirstParts(0.0, 0.0, 0.0, 0)
 
 
 def create_recorder(cap: int = 4, slo: Slo = SLO) -> Recorder:
@@ -38,6 +39,13 @@ def create_recorder(cap: int = 4, slo: Slo = SLO) -> Recorder:
     recorder = Recorder("boot", 0.0, 1000.0)
     recorder.ticks.start(1, cap, slo)
     return recorder
+
+
+class Report(NamedTuple):
+    """A step, and the engine's state after it."""
+
+    step: EngineStep
+    load: EngineLoad
 
 
 def create_report(
@@ -51,28 +59,27 @@ def create_report(
     num_tokens: int = 0,
     is_slow: bool = False,
     admitted: Sequence[str] = (),
-) -> StepReport:
-    """A step's report with the numbers that the evidence reads."""
-    return StepReport(
-        tokens=[TokenOut(str(i), 1, None, None) for i in range(num_tokens)],
+) -> Report:
+    """A step with the numbers that the evidence reads."""
+    step = EngineStep(
         epoch=epoch,
         started_s=started_s,
         step_s=step_s,
         num_decodes=running,
-        num_kv_tokens=0,
         num_prefill_tokens=3,
         num_running=running,
-        at_cap=False,
+        num_tokens=num_tokens,
         is_slow=is_slow,
         admitted=[*admitted],
-        snapshot=Snapshot(running, waiting_cap, waiting_kv, 0, 0, 8, 0, 0, 0, 0),
     )
+    return Report(step, EngineLoad(running, waiting_cap, waiting_kv, num_blocks=8))
 
 
-def step(recorder: Recorder, report: StepReport) -> None:
+def step(recorder: Recorder, report: Report) -> None:
     """Book a step on both sides."""
-    recorder.engine.step(report)
-    recorder.admit(report.admitted, report.started_s)
+    recorder.engine.see(report.load)
+    recorder.engine.step(report.step)
+    recorder.admit(report.step.admitted, report.step.started_s)
 
 
 def close(recorder: Recorder, now_s: float) -> list[Tick]:
@@ -119,7 +126,7 @@ def test_a_quantile_read_back_from_a_sketch_is_within_one_percent(
 def test_a_miss_is_booked_to_its_largest_part(
     parts: tuple[float, float, float], cause: str
 ) -> None:
-    assert largest_part(FirstToken(*parts, 0), 0.7) == cause
+    assert largest_part(FirstParts(*parts, 0), 0.7) == cause
 
 
 def test_a_request_that_still_waits_is_over_when_it_passes_the_target_and_never_again() -> None:
@@ -128,7 +135,7 @@ def test_a_request_that_still_waits_is_over_when_it_passes_the_target_and_never_
     step(recorder, create_report(running=4, waiting_cap=1, started_s=0.49))
     first = close(recorder, 2.0)
     assert (first[0].ttft.n, first[0].ttft.over, first[0].ttft.by) == (1, 1, Causes(cap=1))
-    recorder.first_token(timer, 3.0, FirstToken(2.9, 0.0, 0.1, 0))
+    recorder.first_token(timer, 3.0, FirstParts(2.9, 0.0, 0.1, 0))
     recorder.finish(timer, 3.0)
     second = close(recorder, 4.0)[1]
     assert (second.ttft.n, second.ttft.over) == (0, 0)
@@ -284,11 +291,7 @@ def test_of_answers_of_one_token_it_is_known_how_long_they_take() -> None:
     """Whoever ends with its first step runs no more when that is told."""
     recorder = create_recorder()
     timer = recorder.arrive("a", 0.0, 0.0, 10)
-    snapshot = Snapshot(0, 0, 0, 0, 0, 8, 0, 0, 0, 0)
-    report = msgspec.structs.replace(
-        create_report(started_s=0.5, admitted=["a"]), snapshot=snapshot
-    )
-    step(recorder, report)
+    step(recorder, create_report(started_s=0.5, admitted=["a"])._replace(load=EngineLoad()))
     recorder.first_token(timer, 1.0, NO_WAIT)
     recorder.finish(timer, 1.0)
     assert recorder.recent.service_s() == pytest.approx(0.5)
@@ -362,8 +365,12 @@ def test_tokens_of_one_step_make_one_gap() -> None:
 
 def test_a_tick_keeps_the_most_that_ran_and_the_last_model_that_was_told() -> None:
     recorder = create_recorder()
+    with_model = create_report(running=3)
+    with_model = with_model._replace(
+        step=msgspec.structs.replace(with_model.step, step_model=MODEL)
+    )
     for report in (
-        msgspec.structs.replace(create_report(running=3), step_model=MODEL),
+        with_model,
         create_report(running=4),
         create_report(running=1),
     ):
@@ -533,7 +540,7 @@ def test_throttling_is_the_growth_within_the_tick() -> None:
 def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
     recorder = create_recorder()
     recorder.engine.step_model = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
-    recorder.engine.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.engine.load = EngineLoad(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     recorder.arrive("long", 0.0, 0.0, 300)
     recorder.arrive("short", 0.0, 0.0, 10)
     assert [timer.request_id for timer in recorder.hopeless(0.1, 500)] == []
@@ -545,11 +552,11 @@ def test_hopeless_is_who_cannot_be_prefilled_in_time_any_more() -> None:
 
 def test_what_belongs_to_a_request_that_has_begun_is_not_hopeless() -> None:
     recorder = create_recorder()
-    recorder.engine.snapshot = Snapshot(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.engine.load = EngineLoad(4, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     first, second, other = (recorder.arrive(name, 0.0, 0.0, 9) for name in ("a", "b", "other"))
     second.group = first.group
     assert recorder.hopeless(0.6, 500) == [first, other], "the engine ends both with the first"
-    recorder.engine.snapshot = Snapshot(1, 2, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.engine.load = EngineLoad(1, 2, 0, 0, 0, 8, 0, 0, 0, 0)
     step(recorder, create_report(waiting_cap=2, running=1, started_s=0.4, admitted=["a"]))
     assert first.admitted_s is not None
     assert recorder.hopeless(0.6, 500) == [other]
@@ -559,7 +566,7 @@ def test_a_place_is_free_when_the_last_token_is_there_not_when_its_client_has_re
     recorder = create_recorder()
     timer = recorder.arrive("a", 0.0, 0.0, 9)
     step(recorder, create_report(running=1, started_s=0.0, admitted=["a"]))
-    recorder.first_token(timer, 0.5, FirstToken(0.0, 0.0, 0.5, 0))
+    recorder.first_token(timer, 0.5, FirstParts(0.0, 0.0, 0.5, 0))
     assert recorder.finish(timer, 26.0, computed_s=1.0) == 26.0
     assert recorder.recent.service_s() == 1.0
 
@@ -641,7 +648,7 @@ def test_whatever_happens_each_arrival_is_counted_once(
 
 MODEL = StepModel(a=10.0, b=0.0, c=0.0, d=1.0, n=9, resid_q=1.0)
 """90 tokens take 100 ms alone."""
-BUSY = Snapshot(4, 0, 0, 0, 0, 8, 0, 0, 0, 0)
+BUSY = EngineLoad(4, 0, 0, 0, 0, 8, 0, 0, 0, 0)
 
 
 def serve(
@@ -649,7 +656,7 @@ def serve(
 ) -> None:
     """A request whose first token comes at `now_s`, after so many seconds of nothing but work."""
     timer = recorder.arrive(f"served at {now_s}", now_s - seconds, now_s - seconds, prompt)
-    recorder.first_token(timer, now_s, FirstToken(0.0, 0.0, seconds, cached))
+    recorder.first_token(timer, now_s, FirstParts(0.0, 0.0, seconds, cached))
     recorder.finish(timer, now_s)
 
 
@@ -664,7 +671,7 @@ def test_hopeless_learns_that_prefills_take_longer_among_decodes() -> None:
     for _ in range(200):
         serve(recorder, 0.3, 1.0)  # three times the 100 ms predicted
     recorder.arrive("next", 1.0, 1.0, 90)
-    recorder.engine.snapshot = BUSY
+    recorder.engine.load = BUSY
     assert recorder.hopeless(1.19, 500) == []
     assert [timer.request_id for timer in recorder.hopeless(1.22, 500)] == ["next"]
 
@@ -673,7 +680,7 @@ def test_what_was_waited_for_is_not_learned_as_prefill() -> None:
     recorder = create_learned()
     for i in range(100):
         timer = recorder.arrive(str(i), 0.0, 0.0, 90)
-        recorder.first_token(timer, 1.5, FirstToken(1.0, 0.4, 0.1, 0))
+        recorder.first_token(timer, 1.5, FirstParts(1.0, 0.4, 0.1, 0))
     assert recorder.engine.prefill_ms(90, 1.5) == pytest.approx(100, abs=1)
 
 
@@ -682,7 +689,7 @@ def test_what_others_took_that_the_order_has_before_is_not_learned_as_prefill() 
     recorder = create_learned()
     for i in range(100):
         timer = recorder.arrive(str(i), 0.0, 0.0, 90)
-        recorder.first_token(timer, 60.0, FirstToken(0.0, 0.0, 60.0, 0, passed_s=59.9))
+        recorder.first_token(timer, 60.0, FirstParts(0.0, 0.0, 60.0, 0, passed_s=59.9))
     assert recorder.engine.prefill_ms(90, 60.0) == pytest.approx(100, abs=1)
 
 
@@ -733,7 +740,7 @@ def test_what_a_prefill_takes_is_asked_only_of_requests_with_a_deadline(
 ) -> None:
     """The whole queue is looked through after each step."""
     recorder, asked = create_recorder(), list[int]()
-    recorder.engine.snapshot = Snapshot(4, 3, 0, 0, 0, 8, 0, 0, 0, 0)
+    recorder.engine.load = EngineLoad(4, 3, 0, 0, 0, 8, 0, 0, 0, 0)
     for i in range(3):
         recorder.arrive(str(i), 0.0, 0.0, 10 + i, ttft_ms=100.0 if i == 2 else None)
 

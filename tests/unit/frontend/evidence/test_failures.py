@@ -11,7 +11,7 @@ from sluice_core.errors import (
     Shed,
     SluiceError,
 )
-from sluice_core.wire import FirstToken, TokenOut
+from sluice_core.port import FirstParts
 from sluice_frontend.evidence.ledger import Ledger, failure_of
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.recorder import Recorder
@@ -31,9 +31,8 @@ def failed_by(error: SluiceError, num_tokens: int, after_s: float = 0.04) -> tup
     ledger = create_ledger()
     timer = ledger.recorder.arrive("a", 0.0, 0.0, 10)
     for index in range(num_tokens):
-        first = FirstToken(0.0, 0.0, 0.01, 0) if not index else None
-        token = TokenOut("a", index, None, first)
-        ledger.token(timer, token, at_cap=False, is_drafted=False, now_s=0.01 * (index + 1))
+        first = FirstParts(0.0, 0.0, 0.01, 0) if not index else None
+        ledger.token(timer, first, at_cap=False, is_drafted=False, now_s=0.01 * (index + 1))
     ledger.fail(timer, error, after_s)
     ledger.recorder.advance(2.0, 1002.0, 0.0)
     (tick,) = ledger.recorder.evidence(0).ticks

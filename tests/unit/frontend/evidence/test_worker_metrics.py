@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sluice_core.contract import MemoryReport, Slo, StepModel
-from sluice_core.wire import FirstToken, Snapshot, SpeculationTotals, StepReport
+from sluice_core.port import EngineLoad, EngineStep, FirstParts, SpeculationTotals
 from sluice_frontend.evidence.metrics import (
     ITL_EDGES,
     Histogram,
@@ -24,7 +24,7 @@ from sluice_frontend.evidence.recorder import Recorder
 
 VIEW = View(
     is_ready=True,
-    snapshot=Snapshot(3, 2, 1, 10, 4, 40, 5, 6, 7, 8),
+    load=EngineLoad(3, 2, 1, 10, 4, 40, 5, 6, 7, 8),
     open_requests=6,
     epoch=12,
     cap=4,
@@ -68,7 +68,7 @@ def scrape(stats: Statistics, view: View) -> dict[tuple[object, ...], float]:
 def test_the_text_parses_and_shows_the_view() -> None:
     stats = Statistics(Slo(ttft_ms=300), 0.0)
     stats.set_window(512)
-    stats.first_token(0.25, FirstToken(0.1, 0.05, 0.1, 3), 7)
+    stats.first_token(0.25, FirstParts(0.1, 0.05, 0.1, 3), 7)
     stats.end("stop")
     stats.reject("max_num_queued_reqs")
     seen = scrape(stats, VIEW)
@@ -192,21 +192,17 @@ def test_quantiles_of_the_last_minute_are_shown_for_each_target() -> None:
 
 
 def view_of(**changes: object) -> View:
-    return replace(VIEW, snapshot=msgspec.structs.replace(VIEW.snapshot, **changes))
+    return replace(VIEW, load=msgspec.structs.replace(VIEW.load, **changes))
 
 
-def report(decodes: int, padding: int, drafts: int = 0, prefill: int = 0) -> StepReport:
-    return StepReport(
-        tokens=[],
+def step_of(decodes: int, padding: int, drafts: int = 0, prefill: int = 0) -> EngineStep:
+    return EngineStep(
         epoch=0,
         started_s=0.0,
         step_s=0.01,
         num_decodes=decodes,
-        num_kv_tokens=0,
         num_prefill_tokens=prefill,
         num_running=decodes,
-        at_cap=False,
-        snapshot=VIEW.snapshot,
         num_draft_tokens=drafts,
         num_padding=padding,
     )
@@ -214,7 +210,7 @@ def report(decodes: int, padding: int, drafts: int = 0, prefill: int = 0) -> Ste
 
 def test_what_a_batch_does_for_nothing_is_shown() -> None:
     stats = Statistics(Slo(), 0.0)
-    for step in (report(0, 0, prefill=40), report(4, 0), report(3, 1, drafts=5), report(1, 3)):
+    for step in (step_of(0, 0, prefill=40), step_of(4, 0), step_of(3, 1, drafts=5), step_of(1, 3)):
         stats.step(step)
     seen = scrape(stats, view_of(rounding_waste=0.03))
     common = (("engine", "0"), ("model_name", "m"))

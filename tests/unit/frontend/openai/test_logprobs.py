@@ -4,7 +4,7 @@ from array import array
 from typing import Any
 
 import msgspec
-from sluice_core.wire import Scores
+from sluice_core.port import Scores
 from sluice_frontend.openai.logprobs import (
     LOWEST,
     PackedScores,

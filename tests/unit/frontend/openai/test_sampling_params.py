@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import CheckpointError, RequestError
-from sluice_core.wire import Sampling
+from sluice_core.sampling import Sampling
 from sluice_frontend.openai.chat import parse_chat
 from sluice_frontend.openai.protocol import Completion, parse_completion, parse_generate
 from sluice_frontend.openai.sampling_params import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
-from sluice_core.wire import Snapshot
+from sluice_core.port import EngineLoad
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.openai.chat import parse_chat
 from sluice_frontend.openai.protocol import Completion, parse_completion
@@ -23,8 +23,8 @@ def create_request(**fields: object) -> Completion:
     return parse_completion(json.dumps({"prompt": "x", **fields}).encode())
 
 
-def create_snapshot(cap: int = 0, kv: int = 0) -> Snapshot:
-    return Snapshot(0, cap, kv, 0, 0, 0, 0, 0, 0, 0)
+def create_snapshot(cap: int = 0, kv: int = 0) -> EngineLoad:
+    return EngineLoad(0, cap, kv, 0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

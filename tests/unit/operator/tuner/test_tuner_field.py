@@ -12,7 +12,7 @@ from sluice_core.contract import (
     decode,
     encode,
 )
-from sluice_core.wire import FirstToken
+from sluice_core.port import FirstParts
 from sluice_frontend.evidence.recorder import Recorder
 from sluice_operator.loop.plan import _targets, _wire_slo
 from sluice_operator.spec.service import parse
@@ -52,7 +52,7 @@ def served(slo: Slo, num_ticks: int) -> Evidence:
         began_s = TICK_SECONDS * number
         for first_s, gap_s in ((0.4, 0.04), (0.6, 0.06)):
             flight = recorder.arrive(f"{number}-{first_s}", began_s, began_s, 10)
-            recorder.first_token(flight, began_s + first_s, FirstToken(first_s, 0.0, 0.0, 0))
+            recorder.first_token(flight, began_s + first_s, FirstParts(first_s, 0.0, 0.0, 0))
             for gap in range(1, 11):
                 recorder.next_token(flight, began_s + first_s + gap * gap_s, at_cap=True)
             recorder.finish(flight, began_s + first_s + 10 * gap_s)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from sluice_core.contract import Slo, Tick
 from sluice_core.errors import DeadlineUnreachable, Shed, SluiceError
-from sluice_core.wire import FirstToken, TokenOut, packed
+from sluice_core.port import FirstParts
+from sluice_core.wire import TokenOut, packed
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.recorder import Recorder
@@ -65,7 +66,7 @@ def test_a_scored_prompt_ends_by_its_length_whatever_token_would_have_come(tmp_p
     choice = OpenChoice(
         0, timer, text, packed([1]), counts_prompt=True, echo=Echo("a"), is_scoring=True
     )
-    parts = FirstToken(0.0, 0.0, 0.0, 0)
+    parts = FirstParts(0.0, 0.0, 0.0, 0)
     assert choice.feed(TokenOut("0", 2, first=parts, finish_reason="stop")) == "a"
     assert choice.finish_reason == "length"
 

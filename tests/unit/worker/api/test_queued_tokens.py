@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from sluice_core.contract import TICK_SECONDS, Causes
 from sluice_core.errors import Draining, QueueFull, RequestError, TooManyOpen
-from sluice_core.wire import FirstToken, TokenOut
+from sluice_core.port import EngineLoad, FirstParts
+from sluice_core.wire import TokenOut
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.evidence.engine_side import NOTHING
 from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.generation import Arrived
 from sluice_worker.base.resources import Resources
@@ -26,7 +26,7 @@ def test_the_bound_of_queued_tokens_is_prefill_unless_somebody_waits(
     service = create_service(tmp_path, ServerConfig(max_num_queued_tokens=3))
     recorder = service.runtime.recorder
     asyncio.run(service.open(parse_completion(BODY), 0.0))
-    recorder.engine.snapshot = msgspec.structs.replace(NOTHING, running=1, waiting_kv=waiting_kv)
+    recorder.engine.load = EngineLoad(running=1, waiting_kv=waiting_kv)
     with pytest.raises(QueueFull, match="max_num_queued_tokens is 3"):
         asyncio.run(service.open(parse_completion(BODY), 0.0))
     recorder.advance(recorder.ticks.start_s + TICK_SECONDS, 0.0, 0.0)
@@ -97,7 +97,7 @@ def test_lengths_are_booked_for_each_prompt(tmp_path: Path) -> None:
     body = b'{"prompt": [[1, 2], [1, 3], [1, 4]], "max_tokens": 1, "n": 2}'
     generation = asyncio.run(service.open(parse_completion(body), 0.0))
     for choice in generation.choices:
-        token = TokenOut("0", 2, first=FirstToken(0.0, 0.0, 0.0, 0), finish_reason="length")
+        token = TokenOut("0", 2, first=FirstParts(0.0, 0.0, 0.0, 0), finish_reason="length")
         choice.feed(token)
         generation.handed_over(
             Arrived(choice, token, at_cap=False, is_long=False, at_s=1.0), "length", 1.0

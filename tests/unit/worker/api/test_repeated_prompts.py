@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sluice_core.wire import FirstToken, TokenOut
+from sluice_core.port import FirstParts
+from sluice_core.wire import TokenOut
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.openai import response_types
 from sluice_frontend.openai.protocol import parse_completion
@@ -21,7 +22,7 @@ def finished(service: Service, **fields: Any) -> Generation:
     body = json.dumps({"max_tokens": 1, **fields}).encode()
     generation = asyncio.run(service.open(parse_completion(body), time.monotonic()))
     for choice in generation.choices:
-        choice.feed(TokenOut("0", 2, first=FirstToken(0.0, 0.0, 0.0, 0), finish_reason="length"))
+        choice.feed(TokenOut("0", 2, first=FirstParts(0.0, 0.0, 0.0, 0), finish_reason="length"))
     return generation
 
 

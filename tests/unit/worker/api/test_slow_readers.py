@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from sluice_core.contract import Slo
 from sluice_core.model.sizing import BODIES_BYTES
-from sluice_core.wire import FinishReason, FirstToken, TokenOut, packed
+from sluice_core.port import FinishReason, FirstParts
+from sluice_core.wire import TokenOut, packed
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.recorder import Recorder
@@ -102,7 +103,7 @@ async def test_what_comes_while_a_client_reads_slowly_is_handed_over_when_it_cam
     def come() -> None:
         """The next token, a while after the one before it."""
         clock.now_s += GAP_S
-        first = None if came_s else FirstToken(0.0, 0.0, 0.0, 0)
+        first = None if came_s else FirstParts(0.0, 0.0, 0.0, 0)
         came_s.append(clock.now_s)
         end: FinishReason | None = "length" if len(came_s) == TOKENS else None
         token = TokenOut("0", 2, first=first, finish_reason=end)

@@ -8,15 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_core.contract import MemoryReport
-from sluice_core.wire import (
-    EngineLimits,
-    Ready,
-    Submit,
-    encode_frame,
-    packed,
-    split_frames,
-    to_engine_decoder,
-)
+from sluice_core.port import EngineLimits
+from sluice_core.wire import Ready, Submit, encode_frame, packed, split_frames, to_engine_decoder
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.generation import Generation
@@ -46,8 +39,8 @@ READY = Ready(
 
 def serves(service: Service) -> None:
     """Let its engine be ready."""
-    service.client.ready = READY
-    service.runtime.ready(READY)
+    service.client.facts = READY
+    service.runtime.serves(READY)
 
 
 def create_service(directory: Path, server: ServerConfig) -> Service:

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 from sluice_core.wire import (
-    Frame,
     FromEngine,
     StepReport,
+    ToEngine,
     encode_frame,
     from_engine_decoder,
     split_frames,
@@ -34,7 +34,7 @@ class EngineUnderTest:
         self._buffer = bytearray()
         self._pending: list[FromEngine] = []
 
-    def send(self, message: Frame) -> None:
+    def send(self, message: ToEngine) -> None:
         self._socket.sendall(encode_frame(message))
 
     def send_raw(self, body: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_core.errors import EngineDied, SluiceError, StartupError, Unavailable
+from sluice_core.port import EngineLoad
 from sluice_core.wire import (
     Failed,
     Finished,
@@ -22,7 +23,6 @@ from sluice_core.wire import (
     TokenOut,
     packed,
 )
-from sluice_frontend.evidence.engine_side import NOTHING
 from sluice_frontend.evidence.health import Liveness
 from sluice_worker.base.resources import Resources
 from sluice_worker.engine import client as module
@@ -34,6 +34,13 @@ class Silence:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **named: None
+
+
+def client_of(engine_liveness: Liveness) -> EngineClient:
+    """A client whose news nobody needs."""
+    client = EngineClient(engine_liveness)
+    client._listener = Silence()
+    return client
 
 
 MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -48,7 +55,7 @@ async def ended_by(*command: str) -> EngineProcess:
 
 def _step(*tokens: TokenOut) -> Frame:
     """A step that gave `tokens`."""
-    return StepReport(list(tokens), 1, 0.0, 0.01, 1, 1, 0, 1, at_cap=False, snapshot=NOTHING)
+    return StepReport(list(tokens), 1, 0.0, 0.01, 1, 1, 0, 1, at_cap=False, snapshot=EngineLoad())
 
 
 class Sink(Silence):
@@ -62,7 +69,7 @@ class Sink(Silence):
 
 async def test_a_panic_is_told_to_everybody_with_its_reason_and_ends_readiness_at_once() -> None:
     engine_liveness = Liveness(0.0)
-    client = EngineClient(engine_liveness, Silence())
+    client = client_of(engine_liveness)
     client._transport = Silence()  # type: ignore[assignment]
     engine_liveness.serving(0.0)
     sinks = [Sink(), Sink()]
@@ -92,7 +99,7 @@ async def test_an_engine_ended_by_a_signal_is_told_with_signal_and_time(
 ) -> None:
     engine_liveness = Liveness(0.0)
     engine_liveness.serving(0.0)
-    client = EngineClient(engine_liveness, Silence())
+    client = client_of(engine_liveness)
     client._engine = await ended_by("sh", "-c", f"kill -{number} $$")
     client.lost(None)
     await client.closed.wait()
@@ -105,7 +112,7 @@ async def test_an_engine_killed_for_memory_is_told_so_where_the_cgroup_counted_i
     for num_before, cause in ((2, ": killed for memory"), (3, "")):
         monkeypatch.setattr(Resources, "oom_kills", lambda self: 3)
         engine_liveness = Liveness(0.0)
-        client = EngineClient(engine_liveness, Silence())
+        client = client_of(engine_liveness)
         engine = await ended_by("sh", "-c", "kill -9 $$")
         client._engine = replace(engine, oom_kills=num_before)
         client.lost(None)
@@ -118,7 +125,7 @@ async def test_an_engine_killed_for_memory_is_told_so_where_the_cgroup_counted_i
 
 async def test_what_breaks_in_handling_a_message_is_not_called_the_end_of_the_process() -> None:
     engine_liveness = Liveness(0.0)
-    client = EngineClient(engine_liveness, Silence())
+    client = client_of(engine_liveness)
     _Wire(client).connection_lost(KeyError("slot"))
     await client.closed.wait()
     assert re.fullmatch(
@@ -131,7 +138,7 @@ async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connect
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "INTEGRITY_TIMEOUT_S", 0.01)
-    client = EngineClient(Liveness(0.0), Silence())
+    client = client_of(Liveness(0.0))
     client._transport = Silence()  # type: ignore[assignment]
     with pytest.raises(Unavailable, match="did not answer within"):
         await client.check_integrity()
@@ -140,7 +147,7 @@ async def test_an_integrity_answer_after_its_deadline_does_not_break_the_connect
 
 
 async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
-    client, sent, transport = EngineClient(Liveness(0.0), Silence()), list[bytes](), Silence()
+    client, sent, transport = client_of(Liveness(0.0)), list[bytes](), Silence()
     transport.__dict__["write"] = sent.append
     client._transport = transport  # type: ignore[assignment]
     waiting, begun = Sink(), Sink()
@@ -151,7 +158,7 @@ async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
         client.drop("begun", SluiceError("too late"))
     assert len(sent) == 4
     assert client.num_open == 2
-    dropped = Finished("waiting", None, NOTHING)
+    dropped = Finished("waiting", None, EngineLoad())
     for message in (dropped, _step(TokenOut("begun", 7, "length", None))):
         client.receive(msgspec.msgpack.encode(message))
     assert str(waiting.error) == "too late"
@@ -160,7 +167,7 @@ async def test_a_request_that_has_begun_outlives_being_dropped() -> None:
 
 
 async def test_an_integrity_check_before_the_engine_is_there_leaves_nothing_behind() -> None:
-    client = EngineClient(Liveness(0.0), Silence())
+    client = client_of(Liveness(0.0))
     with pytest.raises(EngineDied):
         await client.check_integrity()
     client._transport = Silence()  # type: ignore[assignment]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepTimes
-from sluice_core.wire import Abort, EngineLimits, Submit
+from sluice_core.wire import Abort, Submit
 from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine.loop import Engine
 from sluice_worker.engine.startup import start

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from sluice_core.errors import MAX_TOLD, told
+from sluice_core.port import EngineLimits
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
-    EngineLimits,
     Failed,
     Finished,
-    Frame,
+    FromEngine,
     Heartbeat,
     Integrity,
     Ready,
@@ -199,13 +199,13 @@ class Hearer(Link):
     """What is heard of the engine, and what its standard error had said by then."""
 
     def __init__(self, config: EngineConfig, capsys: pytest.CaptureFixture[str]) -> None:
-        self.heard: list[tuple[Frame, str]] = []
+        self.heard: list[tuple[FromEngine, str]] = []
         self._config, self._capsys = config, capsys
 
     def receive_config(self) -> tuple[EngineConfig, list[bytes]]:
         return self._config, []
 
-    def send(self, message: Frame) -> None:
+    def send(self, message: FromEngine) -> None:
         self.heard.append((message, self._capsys.readouterr().err))
 
 
@@ -230,9 +230,9 @@ class Leaver(Link):
     """What is heard of the engine until its first look at what has come."""
 
     def __init__(self) -> None:
-        self.heard: list[Frame] = []
+        self.heard: list[FromEngine] = []
 
-    def send(self, message: Frame) -> None:
+    def send(self, message: FromEngine) -> None:
         self.heard.append(message)
 
     def receive(self, timeout_s: float) -> list[bytes]:

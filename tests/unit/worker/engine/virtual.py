@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
 from sluice_core.law import Division, Load
-from sluice_core.wire import EngineLimits, Submit
+from sluice_core.port import EngineLimits
+from sluice_core.wire import Submit
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.speculation import Growth, few_decodes

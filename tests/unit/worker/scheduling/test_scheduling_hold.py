@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.law import Law
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes
-from sluice_core.wire import EngineLimits
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence

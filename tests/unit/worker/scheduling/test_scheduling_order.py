@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 from sluice_core.contract import SchedulingPolicy
-from sluice_core.wire import EngineLimits, Submit, packed
+from sluice_core.port import EngineLimits
+from sluice_core.wire import Submit, packed
 from sluice_frontend.evidence.recorder import largest_part
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler

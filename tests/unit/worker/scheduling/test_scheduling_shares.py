@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from msgspec import structs
 from sluice_core.contract import SchedulingPolicy
-from sluice_core.wire import EngineLimits
+from sluice_core.port import EngineLimits
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from unit.worker.engine.factories import create_request, create_scheduler

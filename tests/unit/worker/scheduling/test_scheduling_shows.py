@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from sluice_core.contract import StepModel
+from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepTimes
-from sluice_core.wire import EngineLimits, Submit
+from sluice_core.wire import Submit
 from sluice_worker.base.config import NgramSpeculation
 from sluice_worker.engine.loop import Engine
 from sluice_worker.scheduling.static_batch import StaticBatching
