@@ -49,8 +49,9 @@ def _merged(field_ms: float | None, headers: Mapping[str, str], name: str) -> fl
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request as the engine will do it. `prompts`: tokens of each, known or estimated; `n`:
-    answers to each. `priority`: lower goes first, as in vLLM. `client`: whose share it takes."""
+    """A request as the engine will do it. `prompts`: tokens of each; `n`: answers to each.
+    `priority`: lower goes first, as in vLLM. `client`: whose share it takes. `is_exact`: tokens
+    and answers are counted as the engine counts them."""
 
     prompts: tuple[int, ...]
     n: int = 1
@@ -58,6 +59,7 @@ class Work:
     deadlines: Deadlines = Deadlines()
     priority: int = 0
     client: str = ""
+    is_exact: bool = True
 
     @property
     def num_sequences(self) -> int:

@@ -123,7 +123,7 @@ class Proxy:
         answer.body = asked.body or answer.body
         work = asked.work(self._size, answer.scope["state"][CLIENT])
         self._check_up()
-        self._admission.admit_sized(work, arrival_s)
+        self._admission.admit(work, arrival_s)
         return self._backend.open(asked, work, arrival_s)
 
     def _check_up(self) -> None:

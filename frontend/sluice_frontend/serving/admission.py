@@ -1,8 +1,8 @@
-"""Decides whether a request may run: `Admission.admit` checks everything in one order."""
+"""Decides whether a request may run now: `Admission.admit`, of any work in front of any engine."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from sluice_core.errors import (
     DeadlineUnreachable,
@@ -23,25 +23,7 @@ from ..evidence.open_tick import Cause
 from ..evidence.requests import RequestTimer
 from ..http.bodies import too_many
 from ..http.clients import has_too_many
-from ..openai.protocol import Completion
-from ..openai.sampling_params import (
-    LOGPROB_BYTES,
-    MAX_OUTPUT_LOGPROBS,
-    check_logprobs,
-    check_min_tokens,
-    check_prompt_logprobs,
-    longest_scored,
-)
-from .bounds import (
-    check_length,
-    check_priority,
-    check_repeated,
-    is_full,
-    num_waiting,
-    prompt_limit,
-    token_budget,
-    unreachable,
-)
+from .bounds import check_priority, is_full, num_waiting, unreachable
 from .forecast import forecast_for, forecast_of, retry_after_s
 from .runtime import Runtime
 
@@ -76,22 +58,6 @@ def max_open(config: ServerConfig, ceiling: int) -> int:
     return ceiling + config.max_num_queued_reqs + MAX_ON_THEIR_WAY
 
 
-class Reading(Protocol):
-    """The work on one request that needs a tokenizer."""
-
-    async def check_sampling(self) -> None:
-        """Raise RequestError for parameters that no token of this model satisfies."""
-
-    def fewest(self, num_chars: int) -> int:
-        """The least number of tokens of a text of `num_chars` characters."""
-
-    async def prompts(self, keep: int | None) -> Sequence[Sequence[int]]:
-        """Token ids of each prompt, the last `keep` of them. Raises RequestError."""
-
-    def echoes(self) -> Iterable[str]:
-        """The prompts' texts, if the reply begins with them; known after `prompts`."""
-
-
 class Admission:
     """Books a refusal as an arrival unless the fault is the request's own.
 
@@ -101,52 +67,14 @@ class Admission:
     def __init__(self, runtime: Runtime, memory_bytes: int) -> None:
         self._runtime = runtime
         self.max_queued_tokens = memory_bytes // (2 * TOKEN_BYTES * QUEUE_SHARE)
-        self._max_logprobs = min(MAX_OUTPUT_LOGPROBS, memory_bytes // LOGPROB_BYTES)
 
-    async def admit(self, request: Completion, reading: Reading, arrival_s: float) -> list[int]:
-        """The max_tokens of each prompt's sequences.
-
-        Raises Unavailable, ModelNotFound, RequestError, QueueFull and DeadlineUnreachable. Too long
-        texts are refused before they are tokenised.
-        """
-        sampling, field = request.sampling, request.prompt_field
-        window = self.check_open().max_model_len
-        self.check_model(request.model)
-        check_priority(request.priority, self._runtime.live.policy)
-        await reading.check_sampling()
-        keep = prompt_limit(request, window)
-        for prompt in request.prompts:
-            if keep is None and isinstance(prompt, str):
-                check_length(reading.fewest(len(prompt)), window, field)
-        prompts = await reading.prompts(keep)
-        engine = self.check_open()  # it may have ended meanwhile
-        pool = engine.num_blocks * engine.block_size
-        budgets = [token_budget(len(ids), request, window=window, pool=pool) for ids in prompts]
-        num_tokens = sampling.n * sum(map(len, prompts))
-        check_repeated(request, prompts, reading.echoes())
-        check_prompt_logprobs(sampling, num_tokens)
-        if request.has_default_length:  # it is ours to choose
-            longest = longest_scored(sampling, sampling.n * len(prompts), self._max_logprobs)
-            budgets = [min(n, longest) for n in budgets]
-        check_logprobs(sampling, sampling.n * sum(budgets), self._max_logprobs)
-        check_min_tokens(sampling.min_tokens, min(budgets))
-        work = Work(
-            prompts=tuple(len(ids) for ids in prompts),
-            n=sampling.n,
-            is_stream=request.stream,
-            deadlines=request.deadlines,
-            priority=request.priority,
-            client=request.client,
-        )
-        self._check_ever(work, engine.ceiling)
-        self.admit_sized(work, arrival_s)
-        return budgets
-
-    def admit_sized(self, work: Work, arrival_s: float) -> None:
-        """Ask for places for `work`, which may be an estimate: it refuses nothing for good.
-
-        Raises QueueFull and DeadlineUnreachable.
-        """
+    def admit(self, work: Work, arrival_s: float) -> None:
+        """Ask for places for `work`. Raises Unavailable, RequestError, QueueFull and
+        DeadlineUnreachable."""
+        ceiling = self.check_open().ceiling
+        check_priority(work.priority, self._runtime.live.policy)
+        if work.is_exact:  # an estimate refuses nothing for good
+            self._check_ever(work, ceiling)
         self._check_queue(work)
         if work.deadlines != Deadlines() or self._runtime.live.shed_ms is not None:
             self._check_deadlines(work, arrival_s, time.monotonic())
@@ -204,7 +132,7 @@ class Admission:
         return too_many(sentence)
 
     def _check_ever(self, work: Work, ceiling: int) -> None:
-        """Raise for what may never run and wait here, by its exact size."""
+        """Raise for what may never run and wait here."""
         most, most_tokens = self._runtime.config.max_num_queued_reqs, self.max_queued_tokens
         if work.num_sequences > ceiling + most:
             raise RequestError(

@@ -1,28 +1,11 @@
-"""Bounds of a request: its length, the room in the queue, the time it has. Pure."""
-
-from collections.abc import Iterable, Sequence
+"""Bounds of a request: the room in the queue, the time that it has. Pure."""
 
 from sluice_core.contract import SchedulingPolicy
-from sluice_core.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
+from sluice_core.errors import RequestError
 from sluice_core.port import EngineLoad
-from sluice_core.window import over_window, prompt_too_long
 from sluice_core.work import Deadlines
 
-from ..openai.protocol import Completion
 from .forecast import Forecast
-
-
-def prompt_limit(request: Completion, window: int) -> int | None:
-    """The last tokens of each prompt that are kept; None for all. Raises RequestError."""
-    keep = request.sampling.truncate_prompt_tokens
-    if keep is None:
-        return None
-    if keep > window:
-        raise RequestError(
-            f"truncate_prompt_tokens {keep} is over the model's window of {window} tokens",
-            param="truncate_prompt_tokens",
-        )
-    return keep if keep > 0 else max(window - (request.max_tokens or 1), 1)
 
 
 def check_priority(priority: int, policy: SchedulingPolicy) -> None:
@@ -32,59 +15,6 @@ def check_priority(priority: int, policy: SchedulingPolicy) -> None:
             f"priority {priority} would have no effect: the scheduling policy is fcfs",
             param="priority",
         )
-
-
-def check_length(num_at_least: int, window: int, field: str) -> None:
-    """Raise before tokenising for a text that is too long with any tokens."""
-    if num_at_least >= window:
-        sentence = prompt_too_long(f"at least {num_at_least}", window)
-        raise ContextLengthExceeded(sentence, param=field)
-
-
-def token_budget(num_prompt: int, request: Completion, *, window: int, pool: int) -> int:
-    """The max_tokens of a sequence with a prompt of `num_prompt` tokens, cut to the room behind it.
-
-    `window`: tokens of the longest sequence; `pool`: tokens of KV cache. Raises RequestError if the
-    prompt leaves no room, and for more tokens than the window.
-    """
-    if num_prompt == 0:
-        raise RequestError("the prompt holds no token", param=request.prompt_field)
-    asked = request.max_tokens or window
-    least = asked if asked > window and not request.has_default_length else 1
-    if sentence := over_window(num_prompt, least, window):
-        field = request.prompt_field if num_prompt >= window else request.length_field
-        raise ContextLengthExceeded(sentence, param=field)
-    if num_prompt >= pool:
-        raise KvCapacityExceeded(
-            f"the prompt's {num_prompt} tokens leave no room in the KV pool of {pool} tokens",
-            param=request.prompt_field,
-        )
-    return min(asked, window - num_prompt, pool - num_prompt)
-
-
-MAX_REPEATED_IDS = 1 << 20
-MAX_REPEATED_CHARS = 1 << 22
-"""Most prompt characters that one reply repeats: each of a hundred answers repeats all."""
-
-
-def check_repeated(
-    request: Completion, prompts: Sequence[Sequence[int]], echoes: Iterable[str]
-) -> None:
-    """Raise for a reply that would repeat too much of its prompts. `echoes`: the prompts' texts, if
-    the reply begins with them."""
-    is_told_once = request.prompt_field == "messages" and not request.stream
-    num_ids = sum(map(len, prompts)) if request.return_token_ids else 0
-    for field, num, noun, most in (
-        ("return_token_ids", num_ids, "token ids", MAX_REPEATED_IDS),
-        ("echo", sum(map(len, echoes)), "characters", MAX_REPEATED_CHARS),
-    ):
-        told = num * (1 if is_told_once else request.sampling.n)
-        if told > most:
-            raise RequestError(
-                f"the reply would repeat {told} {noun} of its prompts, all choices together, over "
-                f"the limit of {most}; send fewer prompts or a smaller n",
-                param=field,
-            )
 
 
 def num_waiting(num_open: int, cap: int, state: EngineLoad) -> int:

@@ -55,7 +55,9 @@ class Asked:
     def work(self, size: TokenSize, client: str) -> Work:
         """The same with estimated tokens, for the share of `client`."""
         tokens = tuple(size.tokens(num) for num in self.prompts)
-        return Work(tokens, self.n, self.is_stream, self.deadlines, self.priority, client)
+        return Work(
+            tokens, self.n, self.is_stream, self.deadlines, self.priority, client, is_exact=False
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,11 @@ from sluice_frontend.evidence.measured import Measured
 from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Answers, Bodies
 from sluice_frontend.http.offload import LARGE, FairQueue
+from sluice_frontend.openai.fit import check_length, fit
 from sluice_frontend.openai.protocol import Completion
 from sluice_frontend.openai.sampling_params import (
+    LOGPROB_BYTES,
+    MAX_OUTPUT_LOGPROBS,
     OPENAI,
     Defaults,
     check_something_left,
@@ -32,7 +35,6 @@ from sluice_frontend.openai.sampling_params import (
     for_engine,
 )
 from sluice_frontend.serving.admission import Admission
-from sluice_frontend.serving.bounds import check_length
 from sluice_frontend.serving.limits import RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime
 
@@ -81,7 +83,9 @@ class Service:
             cache_config=_cache_config(config.engine),
             throttled_s=resources.throttled_s,
         )
-        self.admission = Admission(self.runtime, resources.memory_bytes())
+        memory_bytes = resources.memory_bytes()
+        self.admission = Admission(self.runtime, memory_bytes)
+        self._max_logprobs = min(MAX_OUTPUT_LOGPROBS, memory_bytes // LOGPROB_BYTES)
         self._ids = count(1)
 
     async def open(
@@ -89,7 +93,10 @@ class Service:
     ) -> Generation:
         """Let a request in and submit its sequences, or raise why not."""
         reading, stats = _Reading(self, request), self.runtime.stats
-        budgets = await self.admission.admit(request, reading, arrival_s)
+        facts = self.admission.check_open()
+        self.admission.check_model(request.model)
+        work, budgets = await fit(request, reading, facts, self._max_logprobs)
+        self.admission.admit(work, arrival_s)
         num_choices = request.sampling.n
         reply_id = f"{id_prefix}-{request.request_id or uuid.uuid4().hex}"
         # It may wait for long, and parsed token ids take ten times the memory of a choice's.
@@ -196,7 +203,7 @@ class Service:
 
 
 class _Reading:
-    """The text work on one request (`admission.Reading`); its results come as it is asked."""
+    """The text work on one request (`fit.Reading`); its results come as it is asked."""
 
     def __init__(self, service: Service, request: Completion) -> None:
         self._service, self._request = service, request

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from sluice_core.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from sluice_core.port import EngineLoad
 from sluice_frontend.config import ServerConfig
+from sluice_frontend.openai import fit
 from sluice_frontend.openai.chat import parse_chat
+from sluice_frontend.openai.fit import token_budget
 from sluice_frontend.openai.protocol import Completion, parse_completion
-from sluice_frontend.serving import bounds
-from sluice_frontend.serving.bounds import is_full, num_waiting, token_budget
+from sluice_frontend.serving.bounds import is_full, num_waiting
 from unit.worker.api.test_waiting_memory import READY, create_service
 
 
@@ -127,7 +128,7 @@ def test_a_reply_that_repeats_too_much_of_its_prompts_is_refused_by_the_field_th
 
     (ids,) = {len(service.tokenizer.encode(text)) for text in ("def def def ", "for for for ")}
     of_all = 2 * 3 * (ids if field == "return_token_ids" else of_one)
-    monkeypatch.setattr(bounds, limit, of_all)
+    monkeypatch.setattr(fit, limit, of_all)
     ask(n=3, **{field: True})
     with pytest.raises(RequestError, match=f"over the limit of {of_all}; send fewer") as refused:
         ask(n=4, **{field: True})
@@ -140,7 +141,7 @@ def test_a_chat_in_one_piece_tells_its_prompt_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, is_refused: bool
 ) -> None:
     service = create_service(tmp_path, ServerConfig())
-    monkeypatch.setattr(bounds, "MAX_REPEATED_IDS", 5)
+    monkeypatch.setattr(fit, "MAX_REPEATED_IDS", 5)
     asked = create_request(
         prompt=[1, 2, 3], n=4, max_tokens=1, return_token_ids=True, stream=stream
     )

@@ -11,6 +11,7 @@ from sluice_core.port import EngineFacts, EngineLimits, Manner
 from sluice_core.work import Deadlines, Work
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.measured import Measured
+from sluice_frontend.openai.fit import fit
 from sluice_frontend.openai.protocol import Completion, parse_completion
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.limits import RuntimeLimits
@@ -91,7 +92,10 @@ def serves(runtime: Runtime, engine: Foreign) -> None:
 
 async def admit(runtime: Runtime, **fields: object) -> list[int]:
     request = parse_completion(json.dumps({"prompt": "a b c", **fields}).encode())
-    return await Admission(runtime, MEMORY_BYTES).admit(request, Words(request), 0.0)
+    admission = Admission(runtime, MEMORY_BYTES)
+    work, budgets = await fit(request, Words(request), admission.check_open(), 100)
+    admission.admit(work, 0.0)
+    return budgets
 
 
 async def test_a_foreign_engine_gets_what_its_limits_hold_and_a_cap_that_is_changed_live() -> None:
@@ -132,7 +136,7 @@ async def test_a_request_whose_tokens_somebody_else_counts_meets_the_same_queue(
     admission = Admission(runtime, MEMORY_BYTES)
 
     def ask(deadlines: Deadlines = Deadlines(), n: int = 1) -> None:  # noqa: B008
-        admission.admit_sized(Work((3,), n, deadlines=deadlines), arrival_s=0.0)
+        admission.admit(Work((3,), n, deadlines=deadlines, is_exact=False), arrival_s=0.0)
 
     ask(n=3)
     with pytest.raises(DeadlineUnreachable):
