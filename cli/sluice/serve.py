@@ -7,8 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from sluice_core.address import in_url
-from sluice_core.words import clean
+from sluice_core.words import clean, in_url
 from sluice_frontend.config import API_KEY
 from sluice_frontend.http.logs import EventFormatter, fields_of
 from sluice_worker import __main__ as worker

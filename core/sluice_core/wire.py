@@ -26,8 +26,7 @@ from .port import (
     FirstParts,
     Scores,
 )
-from .sampling import Sampling
-from .work import TOKEN_BYTES
+from .work import TOKEN_BYTES, Sampling
 
 MAX_FRAME_BYTES = 64 << 20
 

@@ -35,3 +35,8 @@ def clean_all(value: Any, most: int = MAX_WORDS) -> Any:
     if isinstance(value, list | tuple):
         return [clean_all(item, most) for item in value]
     return value
+
+
+def in_url(host: str) -> str:
+    """Return `host` as URLs have it: an IPv6 address between brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .gate import Gate
-from .request.operations import OPERATIONS, takes_place
+from .request.operations import COUNTED, takes_place
 
 OPEN_PATHS = frozenset(PROBE_PATHS) - {"/version"}
 """They answer without a key. The version is the engine's."""
@@ -57,7 +57,7 @@ def api_app(gate: Gate, config: ServerConfig, inflight: Inflight) -> ASGIApp:
     stats = gate.runtime.stats
 
     def on_answer(path: str, method: str, status: int) -> None:
-        stats.answer(path if path in OPERATIONS or path in OWN_PATHS else "none", method, status)
+        stats.answer(path if path in COUNTED or path in OWN_PATHS else "none", method, status)
 
     edge = EdgeMiddleware(
         ApiApp(gate),

@@ -15,9 +15,9 @@ import aiohttp
 import msgspec
 from sluice_core.bounded import Numbers
 from sluice_core.errors import RequestError, RequestFailed, SluiceError
+from sluice_frontend.api.sse import event
 from sluice_frontend.evidence.ledger import failure_of
 from sluice_frontend.http.guards import error_reply
-from sluice_frontend.openai.sse import event
 from starlette.types import Receive, Scope, Send
 
 from .count.chunks import FRAMINGS, Chunks, Framing, UsageScan

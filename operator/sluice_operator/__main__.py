@@ -6,8 +6,7 @@ import sys
 
 import kopf
 from kopf._cogs.clients.errors import APIError
-from sluice_core.address import in_url
-from sluice_core.words import clean
+from sluice_core.words import clean, in_url
 
 from .loop.handlers import Operator, create_registry
 from .settings import Settings, parse

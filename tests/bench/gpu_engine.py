@@ -32,9 +32,9 @@ from bench.gpu_kernels import (
     timed,
 )
 from sluice_core.port import EngineLimits
-from sluice_core.sampling import Sampling
 from sluice_core.steptime import StepTimes
 from sluice_core.wire import Abort, Submit, packed
+from sluice_core.work import Sampling
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.engine.loop import Engine
 from sluice_worker.execution.gpu.capture import graph_sizes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sluice.kube import COMMAND_TIMEOUT_SECONDS, NAMESPACE, KubeError
-from sluice_core.address import in_url
+from sluice_core.words import in_url
 
 T = TypeVar("T")
 

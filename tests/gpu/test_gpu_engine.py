@@ -4,9 +4,9 @@ import pytest
 import torch
 from gpu.paged import DEVICE
 from sluice_core.port import EngineLimits
-from sluice_core.sampling import Sampling
 from sluice_core.steptime import StepTimes
 from sluice_core.wire import Submit, packed
+from sluice_core.work import Sampling
 from sluice_kernels.plain import PlainKernels
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_worker.engine.loop import Engine

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from gpu.paged import DEVICE
-from sluice_core.sampling import Sampling
 from sluice_core.wire import Submit, packed
+from sluice_core.work import Sampling
 from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine.startup import start
 from sluice_worker.execution.gpu.capture import graph_sizes

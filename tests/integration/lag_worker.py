@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from sluice_worker import run
 from sluice_worker.__main__ import main
-from sluice_worker.api import run
 from sluice_worker.base.config import WorkerConfig
 from sluice_worker.engine.client import EngineProcess
 

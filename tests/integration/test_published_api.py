@@ -13,7 +13,7 @@ import pytest
 from integration.test_openai_client import TEMPLATE
 from integration.worker_process import Worker, running_worker, stream_events
 from msgspec import Struct
-from sluice_frontend.openai import response_types
+from sluice_frontend.api import response_types
 
 # Lengths, vocabulary and template are the model's: no schema can say which values fit them.
 EXCLUDED = "positive_data_acceptance"

@@ -38,7 +38,7 @@ async def _serve(config: "WorkerConfig") -> None:
 
     engine = None if config.hub else await spawn(config.engine)
     try:
-        from .api.run import serve
+        from .run import serve
 
         await serve(config, engine)
     finally:

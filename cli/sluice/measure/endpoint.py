@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from sluice_core.address import in_url
 from sluice_core.bounded import MAX_COUNT, MAX_TOKENS, count, number
 from sluice_core.contract import RuntimeConfig, RuntimePatch, Slo, decode, encode
-from sluice_core.words import clean
+from sluice_core.words import clean, in_url
 
 from sluice.measure.curve import StepCosts
 

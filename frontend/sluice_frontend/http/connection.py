@@ -17,8 +17,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from ..api.sse import error_body
 from ..config import ServerConfig
-from ..openai.sse import error_body
 from .clients import has_too_many, peer_of
 
 log = logging.getLogger(__name__)

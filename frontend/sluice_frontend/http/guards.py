@@ -32,10 +32,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..api.generate import REQUEST_ID
+from ..api.response_types import ErrorInfo, ErrorReply
+from ..api.sse import encode, error_body
 from ..config import read_secrets
-from ..openai.protocol import REQUEST_ID
-from ..openai.response_types import ErrorInfo, ErrorReply
-from ..openai.sse import encode, error_body
 from .clients import CLIENT, SALT, Network, client_of, has_too_many
 from .connection import LIFE
 from .orca import ASKED_BY, HEADER, load_report

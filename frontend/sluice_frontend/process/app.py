@@ -1,8 +1,7 @@
 """The applications of a server's ports, but for its own routes."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -10,31 +9,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ..api import probes, response_types
+from ..api.operations import Served
 from ..config import ServerConfig
 from ..evidence.health import Verdict
 from ..evidence.metrics import CONTENT_TYPE
 from ..http.guards import ERROR_HANDLERS, Bearer, EdgeMiddleware, Inflight, answer
-from ..openai import response_types
 from ..serving.admin import OPEN_PATHS, AdminPort
 from ..serving.runtime import Runtime
-
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Served(NamedTuple):
-    """A route and who answers it."""
-
-    method: str
-    path: str
-    handler: Handler
 
 
 def application(routes: Iterable[Served]) -> Starlette:
     """Make an application of `routes`, whose errors have OpenAI's shape."""
     made = []
-    for method, path, handler in routes:
-        made.append(Route(path, handler, methods=[method]))
-        made[-1].methods = {method}  # without the HEAD that Starlette adds to a GET
+    for operation, handler in routes:
+        made.append(Route(operation.path, handler, methods=[operation.method]))
+        made[-1].methods = {operation.method}  # without the HEAD that Starlette adds to a GET
     return Starlette(routes=made, exception_handlers=ERROR_HANDLERS)
 
 
@@ -72,8 +62,12 @@ def health_routes(
     async def show_version(request: Request) -> Response:
         return answer(response_types.Version(version("sluice")))
 
-    handlers = (("/healthz", healthz), ("/health", up), ("/readyz", readyz))
-    return [Served("GET", path, each) for path, each in (*handlers, ("/version", show_version))]
+    return [
+        Served(probes.HEALTHZ, healthz),
+        Served(probes.HEALTH, up),
+        Served(probes.READYZ, readyz),
+        Served(probes.VERSION, show_version),
+    ]
 
 
 def probe_routes(runtime: Runtime, metrics: Callable[[], bytes]) -> list[Served]:
@@ -82,8 +76,8 @@ def probe_routes(runtime: Runtime, metrics: Callable[[], bytes]) -> list[Served]
     async def scrape(request: Request) -> Response:
         return Response(metrics(), media_type=CONTENT_TYPE)
 
-    probes = health_routes(runtime.liveness, runtime.health, runtime.readiness)
-    return [*probes, Served("GET", "/metrics", scrape)]
+    health = health_routes(runtime.liveness, runtime.health, runtime.readiness)
+    return [*health, Served(probes.METRICS, scrape)]
 
 
 def admin_app(
@@ -92,10 +86,10 @@ def admin_app(
     """The application that the operator and Prometheus speak to."""
     port = AdminPort(runtime)
     own = (
-        Served("GET", "/v1/runtime_config", port.runtime_config),
-        Served("PATCH", "/v1/runtime_config", port.patch),
-        Served("GET", "/v1/evidence", port.evidence),
-        Served("GET", "/v1/integrity", port.integrity),
+        Served(probes.RUNTIME_CONFIG, port.runtime_config),
+        Served(probes.PATCH, port.patch),
+        Served(probes.EVIDENCE, port.evidence),
+        Served(probes.INTEGRITY, port.integrity),
     )
     return EdgeMiddleware(
         application((*probe_routes(runtime, metrics), *own)),

@@ -6,8 +6,8 @@ from sluice_core.errors import RequestError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..api.json_body import convert, parse_object
 from ..http.guards import PROBE_PATHS, answer, read_body
-from ..openai.json_body import convert, parse_object
 from .runtime import Runtime
 
 OPEN_PATHS = ("/metrics", *PROBE_PATHS)

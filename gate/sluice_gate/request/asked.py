@@ -13,12 +13,13 @@ from msgspec import Raw
 from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError
 from sluice_core.work import Deadlines, Work
+from sluice_frontend.api.operations import Counting
 
 from . import ollama
 from .encoding import decoded
 from .estimate import BYTES_PER_TOKEN, TokenSize
 from .json_object import check_spelling, first, items, members, scalar
-from .operations import OPERATIONS, Operation, operation_of
+from .operations import COUNTED, counting_of
 
 MAX_SEQUENCES = 1 << 14
 """Of one request, as vLLM's VLLM_MAX_N_SEQUENCES: each has a timer here."""
@@ -34,7 +35,7 @@ _INSIDE = ("parameters", "sampling_params", "options")
 _OWN = ("slo_ttft_ms", "slo_tpot_ms", "priority")
 _DECIDING = frozenset(
     (*_COUNTS, *_INSIDE, *_OWN, "stream", "model", "name", "keep_alive", "messages")
-    + operation_of("").prompts
+    + counting_of("").prompts
 )
 _YES = (True, "true", "True", "1", "on", "yes")
 """What an engine on pydantic takes for true."""
@@ -84,7 +85,7 @@ def read(door: Door, path: str, body: bytes, headers: Mapping[str, str]) -> Aske
         return Asked((len(body),), deadlines=deadlines)
     check_spelling(found, _DECIDING)
     inside = {name: list(_inside(found.get(name))) for name in _INSIDE}
-    asked = _counted(operation_of(path), found, inside, _text_bytes(text))
+    asked = _counted(counting_of(path), found, inside, _text_bytes(text))
     own = Deadlines(_deadline(found, "slo_ttft_ms"), _deadline(found, "slo_tpot_ms"))
     asked = replace(asked, deadlines=own.with_headers(headers))
     if door.engine == "ollama":
@@ -96,11 +97,11 @@ def read(door: Door, path: str, body: bytes, headers: Mapping[str, str]) -> Aske
 
 def _object(path: str, text: bytes, content_type: str) -> dict[str, Raw] | None:
     """The members of a JSON body; None for a body of another kind, on a route without a row."""
-    is_json = path in OPERATIONS or "json" in content_type.lower()
+    is_json = path in COUNTED or "json" in content_type.lower()
     if not is_json and not text.lstrip(_BEFORE_JSON).startswith(b"{"):
         return None
     found = members(text)
-    if found is None and path in OPERATIONS:
+    if found is None and path in COUNTED:
         raise RequestError("the body must be a JSON object")
     return found
 
@@ -116,29 +117,29 @@ def _inside(value: Raw | None) -> Iterator[dict[str, Raw]]:
 
 
 def _counted(
-    operation: Operation,
+    counting: Counting,
     found: Mapping[str, Raw],
     inside: Mapping[str, list[dict[str, Raw]]],
     num_bytes: int,
 ) -> Asked:
-    prompts = tuple(_sizes(found, operation, num_bytes)) or (0,)
+    prompts = tuple(_sizes(found, counting, num_bytes)) or (0,)
     counts = [found.get(name) for name in _COUNTS]
     counts += [each.get("best_of") for each in inside["parameters"]]
     counts += [each.get("n") for each in inside["sampling_params"]]
-    n = max(1, *map(_whole, map(scalar, counts))) if operation.has_n else 1
+    n = max(1, *map(_whole, map(scalar, counts))) if counting.has_n else 1
     if n * len(prompts) > MAX_SEQUENCES:
         raise RequestError(f"one request may ask for {MAX_SEQUENCES:,} sequences at most")
     stream = scalar(found.get("stream"))
-    is_stream = operation.is_stream if stream is None else stream in _YES
+    is_stream = counting.is_stream if stream is None else stream in _YES
     return Asked(prompts, n, is_stream, _whole(scalar(found.get("priority"))))
 
 
-def _sizes(found: Mapping[str, Raw], operation: Operation, num_bytes: int) -> Iterator[int]:
+def _sizes(found: Mapping[str, Raw], counting: Counting, num_bytes: int) -> Iterator[int]:
     """Bytes of each prompt; a conversation's are those of the whole body, tools and all."""
-    if (conversation := _given(found, operation.chat)) is not None:
+    if (conversation := _given(found, counting.chat)) is not None:
         lists = [each for each in items(conversation) or () if first(each) == b"["]
         yield from map(len, map(bytes, lists)) if lists else (num_bytes,)
-    for name in operation.prompts:
+    for name in counting.prompts:
         if (value := _given(found, name)) is not None:
             yield from _prompts(bytes(value))
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import kopf
-from sluice_core.address import in_url
+from sluice_core.words import in_url
 
 from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
 from ..cluster.child_store import ChildStore, Key

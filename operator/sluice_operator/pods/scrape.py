@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
-from sluice_core.address import in_url
 from sluice_core.contract import (
     TICK_RING,
     Evidence,
@@ -23,7 +22,7 @@ from sluice_core.contract import (
     decode,
     encode,
 )
-from sluice_core.words import clean
+from sluice_core.words import clean, in_url
 
 from ..children.pod import ADMIN_PORT
 from ..metrics import Metrics

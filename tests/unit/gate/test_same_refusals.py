@@ -14,6 +14,7 @@ from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.connection import LIFE
 from sluice_frontend.http.guards import Inflight
 from sluice_worker.api.app import api_app
+from sluice_worker.tasks import all_served
 from starlette.types import Receive, Scope, Send
 from unit.gate.recording import Engine, engine
 from unit.worker.api.test_waiting_memory import create_service
@@ -33,7 +34,8 @@ def gate(made: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wor
 
 async def answer_of_worker(tmp_path: Path, body: bytes, headers: dict[str, str]) -> httpx.Response:
     """What a worker with an idle engine answers."""
-    app = api_app(create_service(tmp_path, ServerConfig()), Inflight())
+    service = create_service(tmp_path, ServerConfig())
+    app = api_app(service, all_served(service), Inflight())
 
     async def connected(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "state": {LIFE: (0.0, 1e9)}}, receive, send)

@@ -1,18 +1,31 @@
 """The two applications of one service."""
 
+from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib.metadata import version
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import generate_latest
+from sluice_frontend.api import probes, response_types
+from sluice_frontend.api.operations import Served
+from sluice_frontend.api.sse import encode
 from sluice_frontend.http.clients import networks_of
-from sluice_frontend.http.guards import ERROR_HANDLERS, PROBE_PATHS, EdgeMiddleware, Inflight
+from sluice_frontend.http.guards import (
+    ERROR_HANDLERS,
+    JSON,
+    PROBE_PATHS,
+    EdgeMiddleware,
+    Inflight,
+    answer,
+)
 from sluice_frontend.process import app as frontend
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from .operations import GENERATING_PATHS
-from .routes import own_routes
+from .openapi import document
 from .service import Service
 
 # FastAPI traces every chunk of a stream by default; here the evidence measures.
@@ -24,13 +37,15 @@ NO_TELEMETRY: TelemetryConfig = {
 }
 
 
-def api_app(service: Service, inflight: Inflight) -> ASGIApp:
-    """The application that clients speak to."""
+def api_app(service: Service, tasks: Iterable[Served], inflight: Inflight) -> ASGIApp:
+    """Make the application that clients speak to. `tasks`: the routes of all tasks."""
+    routes = [*tasks, *own_routes(service)]
+    bounded = {each.operation.path for each in routes if each.operation.has_work}
     edge = EdgeMiddleware(
-        _application(service),
+        _application(service, routes),
         bearer=frontend.api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
-        is_bounded=lambda method, path: method == "POST" and path in GENERATING_PATHS,
+        is_bounded=lambda method, path: method == "POST" and path in bounded,
         check_room=service.admission.check_room,
         inflight=inflight,
         lifetime=service.runtime.lifetime,
@@ -43,7 +58,7 @@ def api_app(service: Service, inflight: Inflight) -> ASGIApp:
     return CORSMiddleware(edge, origins, allow_methods=["*"], allow_headers=["*"])
 
 
-def _application(service: Service) -> FastAPI:
+def _application(service: Service, routes: Sequence[Served]) -> FastAPI:
     app = FastAPI(
         openapi_url=None,
         docs_url=None,
@@ -51,10 +66,49 @@ def _application(service: Service) -> FastAPI:
         telemetry=NO_TELEMETRY,
         exception_handlers=ERROR_HANDLERS,
     )
-    probes = frontend.probe_routes(service.runtime, _metrics(service))
-    for method, path, handler in (*own_routes(service), *probes):
-        app.add_api_route(path, handler, methods=[method])
+    shown = [*(each.operation for each in routes), probes.DOCUMENT]
+    has_keys = service.config.server.has_api_keys
+    page = encode(
+        document(shown, version=version("sluice"), has_keys=has_keys, open_paths=PROBE_PATHS)
+    )
+
+    async def show(request: Request) -> Response:
+        return Response(page, media_type=JSON)
+
+    for operation, handler in (*routes, Served(probes.DOCUMENT, show)):
+        app.add_api_route(operation.path, handler, methods=[operation.method])
     return app
+
+
+def own_routes(service: Service) -> list[Served]:
+    """Bind what is no task: the model, the load, the probes."""
+
+    def card() -> response_types.ModelCard:
+        return response_types.ModelCard(
+            id=service.config.model_name,
+            created=int(service.runtime.created_s),
+            root=service.config.root,
+            max_model_len=facts.max_model_len if (facts := service.client.facts) else 0,
+        )
+
+    async def models(request: Request) -> Response:
+        return answer(response_types.ModelList([card()]))
+
+    async def model(request: Request) -> Response:
+        if not (name := request.path_params["model"]):  # /v1/models/
+            return await models(request)
+        service.admission.check_model(name)
+        return answer(card())
+
+    async def load(request: Request) -> Response:
+        return answer(response_types.Load(service.client.num_open))
+
+    return [
+        Served(probes.MODELS, models),
+        Served(probes.MODEL, model),
+        Served(probes.LOAD, load),
+        *frontend.probe_routes(service.runtime, _metrics(service)),
+    ]
 
 
 def admin_app(service: Service) -> ASGIApp:

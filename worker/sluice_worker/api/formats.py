@@ -8,8 +8,9 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 from sluice_core.port import FinishReason
-from sluice_frontend.openai import response_types
-from sluice_frontend.openai.logprobs import (
+from sluice_frontend.api import response_types
+from sluice_frontend.api.generate import Completion
+from sluice_frontend.api.logprobs import (
     Scored,
     as_token_id,
     of_chat,
@@ -17,9 +18,8 @@ from sluice_frontend.openai.logprobs import (
     of_prompt,
     prompt_tokens,
 )
-from sluice_frontend.openai.protocol import Completion
-from sluice_frontend.openai.response_types import Usage
-from sluice_frontend.openai.sse import DONE, encode, event
+from sluice_frontend.api.response_types import Usage
+from sluice_frontend.api.sse import DONE, encode, event
 
 from ..text.tokenizer import Tokenizer
 from .generation import Arrived, Generation, OpenChoice

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from sluice_core.errors import SluiceError
 from sluice_core.port import FinishReason, Scores
 from sluice_core.wire import TokenOut, unpacked
+from sluice_frontend.api.generate import Completion
+from sluice_frontend.api.logprobs import PackedScores
+from sluice_frontend.api.response_types import Usage
+from sluice_frontend.api.sse import usage
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.requests import RequestGroup, RequestTimer
-from sluice_frontend.openai.logprobs import PackedScores
-from sluice_frontend.openai.protocol import Completion
-from sluice_frontend.openai.response_types import Usage
-from sluice_frontend.openai.sse import usage
 
 from ..text.output import OutputText, StopStrings
 from .prompts import NO_ECHO, Echo

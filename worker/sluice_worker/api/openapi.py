@@ -1,19 +1,18 @@
 """The OpenAPI document of the API port, made from the types of its bodies. Pure."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sluice_frontend.openai.response_types import ErrorReply
+from sluice_frontend.api.operations import JSON, Kinds, Operation
+from sluice_frontend.api.response_types import ErrorReply
 
 Schema = dict[str, Any]
-Kinds = tuple[type[Struct], ...]
-JSON, SSE = "application/json", "text/event-stream"
+SSE = "text/event-stream"
 REF = "#/components/schemas/{name}"
 
-WORK_ERRORS = (400, 404, 408, 413, 429, 500, 503)
 _WORDS: Mapping[int, str] = {
     400: "The request cannot be right; `param` names the field.",
     401: "A valid bearer token is required.",
@@ -31,28 +30,6 @@ _ABOUT = (
 _NEUTRAL = "Not built: only the value that asks for nothing is accepted."
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One route as the document shows it.
-
-    `reply` None: text. `bodies`: the forms of the request's body; each is all of some types.
-    `neutral`: parameters that are accepted only at these values. `event`: the type of a stream's
-    events. `answers`: statuses whose body is `reply`; `errors`: those whose body is an ErrorReply.
-    """
-
-    method: str
-    path: str
-    summary: str
-    reply: type[Struct] | None
-    media_type: str = JSON
-    bodies: tuple[Kinds, ...] = ()
-    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    event: type[Struct] | None = None
-    answers: tuple[int, ...] = (200,)
-    errors: tuple[int, ...] = ()
-    example: object = None
-
-
 def document(
     operations: Iterable[Operation], *, version: str, has_keys: bool, open_paths: Collection[str]
 ) -> Schema:
@@ -61,7 +38,8 @@ def document(
     paths: dict[str, Schema] = {}
     for operation in operations:
         is_open = not has_keys or operation.path in open_paths
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, is_open)
+        path = operation.path.replace(":path", "")
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, is_open)
     components: Schema = {"schemas": _schemas(operations)}
     if has_keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -91,7 +69,7 @@ def _operation(operation: Operation, is_open: bool) -> Schema:
         if operation.example is not None:
             body["example"] = operation.example
         found["requestBody"] = {"required": True, "content": {JSON: body}}
-    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    names = re.findall(r"\{(\w+)", operation.path)
     if names:
         found["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

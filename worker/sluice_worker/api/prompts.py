@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from sluice_core.errors import RequestError
-from sluice_frontend.openai.fit import check_length
-from sluice_frontend.openai.protocol import Completion
+from sluice_frontend.api.fit import check_length
+from sluice_frontend.api.generate import Completion
 
 from ..text.pieces import Check, any_number
 from ..text.tokenizer import Tokenizer

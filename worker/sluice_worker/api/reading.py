@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sluice_core.errors import RequestError
-from sluice_frontend.openai.chat import Conversation, parse_chat
-from sluice_frontend.openai.protocol import Completion
-from sluice_frontend.openai.sampling_params import Defaults
-from sluice_frontend.openai.tokenize import Tokenize, parse_detokenize, parse_tokenize
+from sluice_frontend.api.chat import Conversation, parse_chat
+from sluice_frontend.api.generate import Completion
+from sluice_frontend.api.sampling_params import Defaults
+from sluice_frontend.api.tokenize import Tokenize, parse_detokenize, parse_tokenize
 
 from ..text.renderer import Templates
 from ..text.template import Pieces

@@ -16,15 +16,11 @@ from msgspec import structs
 from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
 from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
-from sluice_core.sampling import Sampling
 from sluice_core.wire import Submit, packed
-from sluice_frontend.evidence.measured import Measured
-from sluice_frontend.http.beside import Beside
-from sluice_frontend.http.bodies import Answers, Bodies
-from sluice_frontend.http.offload import LARGE, FairQueue
-from sluice_frontend.openai.fit import check_length, fit
-from sluice_frontend.openai.protocol import Completion
-from sluice_frontend.openai.sampling_params import (
+from sluice_core.work import Sampling
+from sluice_frontend.api.fit import check_length, fit
+from sluice_frontend.api.generate import Completion
+from sluice_frontend.api.sampling_params import (
     LOGPROB_BYTES,
     MAX_OUTPUT_LOGPROBS,
     OPENAI,
@@ -34,6 +30,10 @@ from sluice_frontend.openai.sampling_params import (
     defaults_of,
     for_engine,
 )
+from sluice_frontend.evidence.measured import Measured
+from sluice_frontend.http.beside import Beside
+from sluice_frontend.http.bodies import Answers, Bodies
+from sluice_frontend.http.offload import LARGE, FairQueue
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.limits import RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime

@@ -13,9 +13,9 @@ from functools import partial
 
 from sluice_core.errors import SluiceError
 from sluice_core.port import FinishReason
+from sluice_frontend.api.sse import error_event
 from sluice_frontend.http.bodies import SMALL_ANSWER, Answers
 from sluice_frontend.http.guards import ReadReply
-from sluice_frontend.openai.sse import error_event
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sluice_core.port import Scores
-from sluice_core.sampling import GREEDY_BELOW
+from sluice_core.work import GREEDY_BELOW
 from torch import Tensor
 
 from ..scheduling.edits import Edits

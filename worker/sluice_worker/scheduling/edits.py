@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sluice_core.sampling import Sampling
+from sluice_core.work import Sampling
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float32]

@@ -10,8 +10,8 @@ from pathlib import Path
 from jinja2 import TemplateError
 from sluice_core.errors import ConfigError, RequestError
 from sluice_core.model.files import JINJA, TEMPLATES, Directory, is_there, read_text
+from sluice_frontend.api.chat import Conversation
 from sluice_frontend.config import MAX_TEXT_BYTES, read_named
-from sluice_frontend.openai.chat import Conversation
 
 from .template import ChatTemplate, Pieces
 from .tokenizer import Tokenizer

@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from sluice_core.errors import RequestError, UnsupportedParameter
-from sluice_frontend.openai.chat import Arguments, Conversation
+from sluice_frontend.api.chat import Arguments, Conversation
 
 from .contents import (
     CLOSE,

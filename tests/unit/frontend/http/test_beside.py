@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from sluice_core.errors import BodyTooLarge, RequestError, RequestFailed
+from sluice_frontend.api.json_body import parse_object
 from sluice_frontend.http import beside as module
 from sluice_frontend.http.beside import Beside
-from sluice_frontend.openai.json_body import parse_object
 
 LARGE = 1 << 20
 MEMORY_BYTES = 128 << 20

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
 from sluice_core.port import EngineLoad
+from sluice_frontend.api import fit
+from sluice_frontend.api.chat import parse_chat
+from sluice_frontend.api.fit import token_budget
+from sluice_frontend.api.generate import Completion, parse_completion
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.openai import fit
-from sluice_frontend.openai.chat import parse_chat
-from sluice_frontend.openai.fit import token_budget
-from sluice_frontend.openai.protocol import Completion, parse_completion
 from sluice_frontend.serving.bounds import is_full, num_waiting
 from unit.worker.api.test_waiting_memory import READY, create_service
 

@@ -14,8 +14,8 @@ from msgspec import structs
 from sluice_core.contract import SchedulingPolicy, Slo, StepModel
 from sluice_core.errors import DeadlineUnreachable, SluiceError
 from sluice_core.ordering import Pace, Terms, arrange
+from sluice_frontend.api.generate import Completion, parse_completion
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.openai.protocol import Completion, parse_completion
 from sluice_frontend.serving.forecast import Forecast, forecast_for
 from sluice_worker.api.service import Service
 from unit.worker.api.test_waiting_memory import create_service

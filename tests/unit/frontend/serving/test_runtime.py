@@ -9,10 +9,10 @@ from sluice_core.contract import TICK_SECONDS, Causes, RuntimePatch, Slo, encode
 from sluice_core.errors import DeadlineUnreachable, NotReady, QueueFull, SluiceError
 from sluice_core.port import EngineFacts, EngineLimits, Manner
 from sluice_core.work import Deadlines, Work
+from sluice_frontend.api.fit import fit
+from sluice_frontend.api.generate import Completion, parse_completion
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.measured import Measured
-from sluice_frontend.openai.fit import fit
-from sluice_frontend.openai.protocol import Completion, parse_completion
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.limits import RuntimeLimits
 from sluice_frontend.serving.runtime import Runtime

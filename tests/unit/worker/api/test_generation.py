@@ -7,10 +7,10 @@ from sluice_core.contract import Slo, Tick
 from sluice_core.errors import DeadlineUnreachable, Shed, SluiceError
 from sluice_core.port import FirstParts
 from sluice_core.wire import TokenOut, packed
+from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.recorder import Recorder
-from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.generation import Generation, OpenChoice
 from sluice_worker.api.prompts import Echo
 from sluice_worker.text.output import OutputText, StopStrings

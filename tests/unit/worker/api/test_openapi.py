@@ -3,31 +3,43 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from jsonschema import Draft202012Validator
+from sluice_frontend.api import probes
+from sluice_frontend.api.chat import CHAT_NEUTRAL
+from sluice_frontend.api.generate import NEUTRAL
+from sluice_frontend.api.operations import all_operations
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.http.guards import PROBE_PATHS
-from sluice_frontend.openai.chat import CHAT_NEUTRAL
-from sluice_frontend.openai.protocol import NEUTRAL
-from sluice_frontend.process.app import probe_routes
+from sluice_frontend.http.connection import LIFE
+from sluice_frontend.http.guards import PROBE_PATHS, Inflight
+from sluice_worker.api.app import api_app
 from sluice_worker.api.openapi import document
-from sluice_worker.api.operations import OPERATIONS
-from sluice_worker.api.routes import own_routes
-from sluice_worker.api.service import Service
-from sluice_worker.base.config import EngineConfig, WorkerConfig
-from unit.worker.api.tiny import write_checkpoint
+from sluice_worker.tasks import all_served
+from starlette.types import Receive, Scope, Send
+from unit.worker.api.test_waiting_memory import create_service
 
-LOCKED = document(OPERATIONS, version="1", has_keys=True, open_paths=PROBE_PATHS)
+OPERATIONS = [operation for operation in all_operations() if operation.bodies]
+PROBES = (probes.HEALTH, probes.READYZ, probes.METRICS, probes.MODEL)
+LOCKED = document([*OPERATIONS, *PROBES], version="1", has_keys=True, open_paths=PROBE_PATHS)
 
 
-def test_the_document_shows_all_routes_and_no_other(tmp_path: Path) -> None:
-    engine = EngineConfig(model=str(write_checkpoint(tmp_path)))
-    service = Service(WorkerConfig(engine, ServerConfig()))
-    all_routes = (*own_routes(service), *probe_routes(service.runtime, bytes))
-    served = {(route.method.lower(), route.path.replace(":path", "")) for route in all_routes}
-    shown = {(method, path) for path, methods in LOCKED["paths"].items() for method in methods}
-    assert shown == served
-    assert served
+async def test_the_document_shows_every_task_and_what_it_shows_is_answered(tmp_path: Path) -> None:
+    service = create_service(tmp_path, ServerConfig())
+    app = api_app(service, all_served(service), Inflight())
+
+    async def connected(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "state": {LIFE: (0.0, 1e9)}}, receive, send)
+
+    transport = httpx.ASGITransport(connected)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        shown = (await client.get("/openapi.json")).json()["paths"]
+        assert {operation.path for operation in OPERATIONS} < shown.keys()
+        for path, methods in shown.items():
+            (method,) = methods
+            target = path.replace("{model}", service.config.model_name)
+            answer = await client.request(method, target, content=b"{}")
+            assert answer.status_code in (200, 400, 503), target
 
 
 def test_a_lock_is_shown_where_there_is_one() -> None:

@@ -10,8 +10,8 @@ from sluice_core.contract import TICK_SECONDS, Causes
 from sluice_core.errors import Draining, QueueFull, RequestError, TooManyOpen
 from sluice_core.port import EngineLoad, FirstParts
 from sluice_core.wire import TokenOut
+from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.generation import Arrived
 from sluice_worker.base.resources import Resources
 from unit.worker.api.test_waiting_memory import create_service

@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from sluice_core.errors import RequestError
+from sluice_frontend.api.generate import parse_completion
+from sluice_frontend.api.operations import Operation, Served
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.connection import LIFE
-from sluice_frontend.openai.protocol import parse_completion
-from sluice_frontend.process.app import Served, application
+from sluice_frontend.process.app import application
 from sluice_worker.api.app import admin_app
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -67,7 +68,7 @@ async def test_an_unexpected_error_is_one_sentence_to_the_client_and_whole_to_th
     async def broken(request: Request) -> Any:
         raise error
 
-    app = application([Served("GET", "/broken", broken)])
+    app = application([Served(Operation("GET", "/broken", "It breaks."), broken)])
     answer = await get(app, "/broken", raises=False)
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
     assert answer.json()["error"]["message"] == (

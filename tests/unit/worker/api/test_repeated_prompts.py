@@ -8,9 +8,9 @@ from typing import Any
 
 from sluice_core.port import FirstParts
 from sluice_core.wire import TokenOut
+from sluice_frontend.api import response_types
+from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.openai import response_types
-from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.formats import CompletionFormat
 from sluice_worker.api.generation import Generation
 from sluice_worker.api.service import Service

@@ -8,8 +8,8 @@ from msgspec import structs
 from sluice_core.contract import Slo
 from sluice_core.errors import Shed
 from sluice_core.wire import Abort, ToEngine
+from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.generation import Generation
 from unit.worker.api.test_waiting_memory import create_service
 

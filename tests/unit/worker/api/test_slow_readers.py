@@ -14,11 +14,11 @@ from sluice_core.contract import Slo
 from sluice_core.model.sizing import BODIES_BYTES
 from sluice_core.port import FinishReason, FirstParts
 from sluice_core.wire import TokenOut, packed
+from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.metrics import Statistics
 from sluice_frontend.evidence.recorder import Recorder
 from sluice_frontend.http.bodies import SMALL_ANSWER, Answers
-from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api import stream
 from sluice_worker.api.generation import Arrived, Generation, OpenChoice
 from sluice_worker.api.stream import EventStream, WholeReply

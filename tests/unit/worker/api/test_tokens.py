@@ -9,11 +9,11 @@ import httpx
 import pytest
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.clients import CLIENT
-from sluice_frontend.process.app import Served, application
+from sluice_frontend.process.app import application
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
-from sluice_worker.api import tokens as module
 from sluice_worker.api.service import Service
-from sluice_worker.api.tokens import CHARS_PER_TOKEN, TokenRoutes
+from sluice_worker.tasks import tokenize as module
+from sluice_worker.tasks.tokenize import CHARS_PER_TOKEN
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from unit.worker.api.test_waiting_memory import READY, create_service
 
@@ -29,9 +29,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
 
 @pytest.fixture
 def app(service: Service) -> ASGIApp:
-    routes = TokenRoutes(service)
-    posts = (("/tokenize", routes.tokenize), ("/detokenize", routes.detokenize))
-    app = application(Served("POST", path, handler) for path, handler in posts)
+    app = application(module.served(service))
 
     async def for_a_client(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "state": {CLIENT: "one"}}, receive, send)

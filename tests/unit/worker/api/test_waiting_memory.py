@@ -10,8 +10,8 @@ from pathlib import Path
 from sluice_core.contract import MemoryReport
 from sluice_core.port import EngineLimits
 from sluice_core.wire import Ready, Submit, encode_frame, packed, split_frames, to_engine_decoder
+from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.config import ServerConfig
-from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.generation import Generation
 from sluice_worker.api.service import Service
 from sluice_worker.base.config import EngineConfig, WorkerConfig

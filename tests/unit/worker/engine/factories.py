@@ -10,9 +10,9 @@ from sluice_core.contract import SchedulingPolicy
 from sluice_core.model.files import read_json
 from sluice_core.model.sizing import MAX_GATHER_BYTES, MAX_SCORES_BYTES
 from sluice_core.port import EngineLimits
-from sluice_core.sampling import Sampling
 from sluice_core.steptime import StepTimes
 from sluice_core.wire import Finished, Submit, packed
+from sluice_core.work import Sampling
 from sluice_kernels.choose import choose
 from sluice_kernels.interface import Kernels
 from sluice_kernels.plain import PlainKernels

@@ -31,7 +31,7 @@ def test_sigterm_is_heard_before_anything_that_takes_long_to_import() -> None:
 
 
 def test_the_api_process_imports_neither_torch_nor_an_http_client() -> None:
-    assert not {"torch", "httpx"} & imported_by("sluice_worker.api.run")
+    assert not {"torch", "httpx"} & imported_by("sluice_worker.run")
 
 
 async def test_an_engine_process_that_nobody_took_over_is_ended_at_once_and_once_only() -> None:

@@ -14,6 +14,7 @@ from sluice_worker.api.app import admin_app, api_app
 from sluice_worker.api.service import Service
 from sluice_worker.base.config import parse
 from sluice_worker.engine.startup import start
+from sluice_worker.tasks import all_served
 from unit.worker.api.tiny import VOCAB_SIZE, write_tokenizer
 from unit.worker.engine.factories import save_llama
 from unit.worker.ordinary_user import open_directory, ordinary_user
@@ -128,7 +129,7 @@ def sentences(root: Path, model: Path, *more: str) -> list[str]:
     try:
         config = parse([*line, "--device=cpu", "--dtype=float32"], {})
         service = Service(config)
-        api_app(service, Inflight())
+        api_app(service, all_served(service), Inflight())
         admin_app(service)
         start(config.engine, until_loaded)
     except SluiceError as error:

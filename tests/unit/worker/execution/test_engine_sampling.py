@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from sluice_core.port import Scores
-from sluice_core.sampling import Sampling
 from sluice_core.steptime import StepRecord
 from sluice_core.wire import Submit
+from sluice_core.work import Sampling
 from sluice_worker.engine.loop import Engine
 from torch import Tensor
 from transformers import LlamaForCausalLM

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from bench import gpu, gpu_engine
 from bench.gpu_kernels import KernelTime, Point, Timing
-from sluice_core.sampling import Sampling
+from sluice_core.work import Sampling
 from sluice_kernels.triton.kernels import TritonKernels
 from unit.worker.engine.factories import (
     create_gpu_engine_of,

@@ -3,7 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_core.sampling import Sampling
+from sluice_core.work import Sampling
 from sluice_kernels.triton.decode import choose_splits
 from sluice_worker.execution.gpu.arrays import decode_arrays, spans
 from sluice_worker.execution.gpu.capture import (

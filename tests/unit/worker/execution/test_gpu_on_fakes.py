@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from sluice_core.contract import StepModel
 from sluice_core.latency import predicted_cap
-from sluice_core.sampling import Sampling
+from sluice_core.work import Sampling
 from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine import startup
 from sluice_worker.engine.loop import Engine

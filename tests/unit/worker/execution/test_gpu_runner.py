@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from sluice_core.sampling import Sampling
 from sluice_core.wire import Abort, Submit
+from sluice_core.work import Sampling
 from sluice_kernels.triton.kernels import TritonKernels
 from sluice_kernels.waiting import reached
 from sluice_worker.base.config import NgramSpeculation

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_core.sampling import Sampling
+from sluice_core.work import Sampling
 from sluice_worker.execution.sampler import (
     FIRST_CANDIDATES,
     PIECE_ELEMENTS,

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.port import EngineLimits
-from sluice_core.sampling import Sampling
 from sluice_core.wire import Submit
+from sluice_core.work import Sampling
 from sluice_worker.scheduling.scheduler import ALONE_TIMES, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.step import Outcome, Step

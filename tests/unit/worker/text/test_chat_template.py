@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from sluice_core.errors import RequestError, UnsupportedParameter
-from sluice_frontend.openai.chat import Conversation
+from sluice_frontend.api.chat import Conversation
 from sluice_worker.text.template import ChatTemplate, any_of
 from transformers.utils.chat_template_utils import render_jinja_template
 

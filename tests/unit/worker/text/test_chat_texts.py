@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.errors import RequestError
-from sluice_frontend.openai.chat import parse_chat
+from sluice_frontend.api.chat import parse_chat
 from sluice_worker.text.template import ChatTemplate
 
 NOW = datetime(2026, 11, 21, 12, 0)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import ContextLengthExceeded
+from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.offload import LARGE, FairQueue
-from sluice_frontend.openai.protocol import parse_completion
 from sluice_worker.api.service import Service
 from sluice_worker.base.config import EngineConfig, WorkerConfig
 from sluice_worker.text import pieces

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sluice_core.errors import CheckpointError, ConfigError, RequestError
-from sluice_frontend.openai.chat import Conversation
+from sluice_frontend.api.chat import Conversation
 from sluice_worker.text.renderer import MAX_PIECES, Templates
 from sluice_worker.text.tokenizer import Tokenizer
 from transformers import PreTrainedTokenizerFast

@@ -17,7 +17,9 @@ from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError, UnsupportedParameter
 from sluice_core.work import Deadlines
 
+from . import response_types
 from .json_body import convert, parse_object
+from .operations import WORK_ERRORS, Counting, Operation
 from .sampling_params import (
     MAX_SEQUENCES,
     OPENAI,
@@ -411,3 +413,39 @@ def refuse_unsupported(
 def _is_same(value: object, item: object) -> bool:
     """True if both are equal as JSON: true is not 1."""
     return value == item and isinstance(value, bool) == isinstance(item, bool)
+
+
+_INPUTS = {"inputs": "def add(a, b):", "parameters": {"max_new_tokens": 8}}
+_GENERATE = Counting(("inputs", "prompt", "text", "input_ids", "input_embeds"), has_n=True)
+COMPLETIONS = Operation(
+    "POST",
+    "/v1/completions",
+    "Text that follows a prompt.",
+    response_types.CompletionReply,
+    bodies=((CompletionBody,),),
+    neutral=NEUTRAL,
+    event=response_types.CompletionChunk,
+    errors=WORK_ERRORS,
+    example={"prompt": "def add(a, b):", "max_tokens": 8},
+    counting=Counting(("prompt", "prompt_embeds"), has_n=True),
+)
+GENERATE = Operation(
+    "POST",
+    "/generate",  # TGI's, ours and SGLang's
+    "Text that follows one prompt; greedy if nothing else is asked for.",
+    response_types.GenerateReply,
+    bodies=((GenerateBody,), (InputsBody,)),
+    neutral=NEUTRAL,
+    event=response_types.GenerateChunk,
+    errors=WORK_ERRORS,
+    example=_INPUTS,
+    counting=_GENERATE,
+)
+GENERATE_STREAM = replace(
+    GENERATE,
+    path="/generate_stream",
+    summary="As /generate, streamed.",
+    reply=None,
+    counting=_GENERATE._replace(is_stream=True),
+)
+OPERATIONS = (COMPLETIONS, GENERATE, GENERATE_STREAM)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, structs
 from sluice_core.errors import CheckpointError, RequestError
-from sluice_core.sampling import GREEDY_BELOW, Sampling
+from sluice_core.work import GREEDY_BELOW, Sampling
 
 MAX_SEQUENCES = 1024
 """Sequences of one request (prompts x n): bounded before anything is allocated for them."""

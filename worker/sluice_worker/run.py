@@ -16,10 +16,11 @@ from sluice_frontend.process.server import (
     quieten_collections,
 )
 
-from ..base.config import WorkerConfig
-from ..engine.client import EngineProcess, spawn
-from .app import admin_app, api_app
-from .service import Service
+from .api.app import admin_app, api_app
+from .api.service import Service
+from .base.config import WorkerConfig
+from .engine.client import EngineProcess, spawn
+from .tasks import all_served
 
 
 async def serve(config: WorkerConfig, engine: EngineProcess | None) -> None:
@@ -42,7 +43,7 @@ async def _fetched(config: WorkerConfig, ports: Ports) -> WorkerConfig | None:
     """
     if config.hub is None:
         return config
-    from .arrival import Arrival  # and with it an HTTP client, which a directory does not need
+    from .api.arrival import Arrival  # and with it an HTTP client, which a directory does not need
 
     arrival = Arrival(config, config.hub)
     on_signals(arrival.stop)
@@ -56,7 +57,7 @@ async def _serve(config: WorkerConfig, engine: EngineProcess | None, ports: Port
     service, inflight = Service(config), Inflight()
     quieten_collections()
     on_cut = service.runtime.stats.connection_cut
-    ports.answer(api_app(service, inflight), admin_app(service), on_cut)
+    ports.answer(api_app(service, all_served(service), inflight), admin_app(service), on_cut)
     beat = asyncio.create_task(service.runtime.beat())
     try:
         await _live(service, engine, ports, inflight)

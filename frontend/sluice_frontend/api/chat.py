@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta, Struct
 from sluice_core.errors import RequestError, UnsupportedParameter
 
-from .json_body import convert, parse_object
-from .protocol import (
+from . import response_types
+from .generate import (
     NEUTRAL,
     AnswerFields,
     Completion,
@@ -23,6 +23,8 @@ from .protocol import (
     refuse_streamed_scores,
     refuse_unsupported,
 )
+from .json_body import convert, parse_object
+from .operations import WORK_ERRORS, Counting, Operation
 from .sampling_params import OPENAI, Defaults, NumLogprobs, resolve
 
 MAX_ITEMS = 4096
@@ -350,3 +352,21 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
         found = None
     arguments = Arguments(found if isinstance(found, dict) else {}, text)
     return {"type": "function", **call, "function": {**call["function"], "arguments": arguments}}
+
+
+CHAT = Operation(
+    "POST",
+    "/v1/chat/completions",
+    "The next message of a conversation.",
+    response_types.ChatReply,
+    bodies=((ConversationFields, ChatFields),),
+    neutral=CHAT_NEUTRAL,
+    event=response_types.ChatChunk,
+    errors=WORK_ERRORS,
+    example={
+        "messages": [{"role": "user", "content": "def add(a, b):"}],
+        "max_completion_tokens": 8,
+    },
+    counting=Counting(has_n=True),
+)
+OPERATIONS = (CHAT,)

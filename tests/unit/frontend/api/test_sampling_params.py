@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import CheckpointError, RequestError
-from sluice_core.sampling import Sampling
-from sluice_frontend.openai.chat import parse_chat
-from sluice_frontend.openai.protocol import Completion, parse_completion, parse_generate
-from sluice_frontend.openai.sampling_params import (
+from sluice_core.work import Sampling
+from sluice_frontend.api.chat import parse_chat
+from sluice_frontend.api.generate import Completion, parse_completion, parse_generate
+from sluice_frontend.api.sampling_params import (
     MAX_OUTPUT_LOGPROBS,
     MAX_PROMPT_LOGPROBS,
     MAX_TEXT_CHARS,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluice_core.contract import StepModel
 from sluice_core.errors import RequestError
 from sluice_core.work import Deadlines
-from sluice_frontend.openai.protocol import parse_completion, parse_generate
+from sluice_frontend.api.generate import parse_completion, parse_generate
 from sluice_frontend.serving.bounds import unreachable
 from sluice_frontend.serving.forecast import Forecast
 

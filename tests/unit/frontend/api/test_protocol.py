@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sluice_core.errors import RequestError, UnsupportedParameter
-from sluice_frontend.openai.json_body import MAX_CONTAINERS, parse_object
-from sluice_frontend.openai.protocol import (
+from sluice_frontend.api.generate import (
     NEUTRAL,
     CompletionBody,
     parse_completion,
     parse_generate,
 )
-from sluice_frontend.openai.sampling_params import MAX_SEQUENCES
+from sluice_frontend.api.json_body import MAX_CONTAINERS, parse_object
+from sluice_frontend.api.sampling_params import MAX_SEQUENCES
 
 
 def refusal(parse: Callable[[bytes], object], body: bytes) -> RequestError | None:

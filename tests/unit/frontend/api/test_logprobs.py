@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 from sluice_core.port import Scores
-from sluice_frontend.openai.logprobs import (
+from sluice_frontend.api.logprobs import (
     LOWEST,
     PackedScores,
     Scored,

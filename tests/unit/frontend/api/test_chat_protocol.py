@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.errors import RequestError, UnsupportedParameter
-from sluice_frontend.openai.chat import CHAT_FIELDS, CHAT_NEUTRAL, MAX_ITEMS, parse_chat
-from sluice_frontend.openai.protocol import parse_completion
-from sluice_frontend.openai.sampling_params import defaults_of
+from sluice_frontend.api.chat import CHAT_FIELDS, CHAT_NEUTRAL, MAX_ITEMS, parse_chat
+from sluice_frontend.api.generate import parse_completion
+from sluice_frontend.api.sampling_params import defaults_of
 
 HELLO = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": 1}}}

@@ -11,7 +11,7 @@ from sluice_core.port import EngineFacts
 from sluice_core.window import over_window, prompt_too_long
 from sluice_core.work import Work
 
-from .protocol import Completion
+from .generate import Completion
 from .sampling_params import (
     check_logprobs,
     check_min_tokens,

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from msgspec import Struct
 from sluice_core.errors import RequestError
 
+from . import response_types
 from .chat import CHAT_NEUTRAL, Conversation, ConversationFields, parse_conversation
+from .generate import ModelName, refuse_unsupported
 from .json_body import convert, parse_object
-from .protocol import ModelName, refuse_unsupported
+from .operations import NO_WORK, WORK_ERRORS, Operation
 from .sampling_params import TokenId
 
 
@@ -73,3 +75,26 @@ def parse_tokenize(body: bytes) -> Tokenize:
 def parse_detokenize(body: bytes) -> DetokenizeBody:
     """The request in the body of POST /detokenize; raises RequestError naming the field."""
     return convert(parse_object(body), DetokenizeBody)
+
+
+TOKENIZE = Operation(
+    "POST",
+    "/tokenize",
+    "The token ids of a text, or of a conversation as the chat template writes it.",
+    response_types.TokenizeReply,
+    bodies=((TokenizeTextBody,), (ConversationFields, TokenizeFields)),
+    errors=WORK_ERRORS,
+    example={"prompt": "def add(a, b):"},
+    counting=NO_WORK,
+)
+DETOKENIZE = Operation(
+    "POST",
+    "/detokenize",
+    "The text of token ids.",
+    response_types.DetokenizeReply,
+    bodies=((DetokenizeBody,),),
+    errors=WORK_ERRORS,
+    example={"tokens": [1, 2, 3]},
+    counting=NO_WORK,
+)
+OPERATIONS = (TOKENIZE, DETOKENIZE)

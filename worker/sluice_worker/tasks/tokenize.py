@@ -4,19 +4,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from sluice_core.errors import RequestError
+from sluice_frontend.api import response_types
+from sluice_frontend.api.operations import Served
+from sluice_frontend.api.sse import encode
+from sluice_frontend.api.tokenize import DETOKENIZE, TOKENIZE, Tokenize
 from sluice_frontend.http.clients import CLIENT
 from sluice_frontend.http.guards import JSON, Inflight, ReadReply
-from sluice_frontend.openai import response_types
-from sluice_frontend.openai.sse import encode
-from sluice_frontend.openai.tokenize import Tokenize
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..api.reading import num_chars, read_detokenize, read_tokenize
+from ..api.service import Service
 from ..text.template import Pieces
-from .reading import num_chars, read_detokenize, read_tokenize
-from .service import Service
 
 LEAST_TOKENS = 1 << 18
 """Least bound of the tokens of one text; with a larger window, that is the bound."""
@@ -31,19 +32,17 @@ Handler = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
 """(request, service) -> approximate bytes of the answer, and a function that writes it."""
 
 
-class TokenRoutes:
-    """Both routes, for a limited number at once: the queue does not bound their memory."""
+def served(service: Service) -> list[Served]:
+    """Bind both routes, for a limited number at once: the queue does not bound their memory."""
+    open_ones = Inflight()
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._open_ones = service, Inflight()
+    def bound(work: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            return _InTurn(request, service, open_ones, work)
 
-    async def tokenize(self, request: Request) -> Response:
-        """Answer POST /tokenize."""
-        return _InTurn(request, self._service, self._open_ones, _tokenize)
+        return handle
 
-    async def detokenize(self, request: Request) -> Response:
-        """Answer POST /detokenize."""
-        return _InTurn(request, self._service, self._open_ones, _detokenize)
+    return [Served(TOKENIZE, bound(_tokenize)), Served(DETOKENIZE, bound(_detokenize))]
 
 
 class _InTurn(Response):

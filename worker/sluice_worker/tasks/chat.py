@@ -1,0 +1,27 @@
+"""POST /v1/chat/completions: the next message of a conversation."""
+
+import time
+from functools import partial
+
+from sluice_frontend.api.chat import CHAT
+from sluice_frontend.api.operations import Served
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..api.formats import ChatFormat
+from ..api.service import Service
+from .generate import reply, with_headers
+
+
+def served(service: Service) -> list[Served]:
+    """Bind the chat's route."""
+    return [Served(CHAT, partial(_chat, service))]
+
+
+async def _chat(service: Service, request: Request) -> Response:
+    async with service.bodies.read(request, service.admission.refuse_body) as body:
+        arrival_s = time.monotonic()
+        async with service.turn(len(body)):
+            asked = with_headers(await service.read_chat(body), request)
+            generation = await service.open(asked, arrival_s, "chatcmpl")
+    return reply(generation, service, ChatFormat)
