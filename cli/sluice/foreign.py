@@ -15,11 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
+from sluice_core.engines import ENGINES
+from sluice_core.engines.engine import Engine, EngineName, Inside, Start
+from sluice_core.engines.vllm import PACKAGES
 
 from sluice import gate
-from sluice.engines import ENGINES, Engine, Start
 
-STEERING = ("sluice_vllm", "sluice_core")
+BUDGET = 2048
+"""Tokens of a step of vLLM if none are given: what `sluice-gate` assumes, too."""
 PATH = "PYTHONPATH"
 LEAVES_S = 30.0
 """Seconds that an engine gets to end; it has no open request by then."""
@@ -36,7 +39,7 @@ sys.exit(1)
 """For a Python: 0 if it can import the package, and no distribution has the package's name."""
 
 
-def main(name: str, model: str, flags: list[str]) -> int:
+def main(name: EngineName, model: str, flags: list[str]) -> int:
     """Serve `model` with the engine `name`. `flags`: the gate's, and after `--` the engine's.
 
     Returns 0 after Ctrl-C or SIGTERM, 1 if the engine ended, 2 if its program is not installed,
@@ -52,11 +55,12 @@ def main(name: str, model: str, flags: list[str]) -> int:
     own, theirs = flags[:cut], flags[cut + 1 :]
     with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
         start = _start(engine, model, own, Path(folder))
-        line = [*begins, *engine.arguments(start), *theirs]
-        environ = {**os.environ, **engine.environ(start)}
+        run = engine.invoke(start)
+        line = [*begins, *run.args, *theirs, *run.owned]
+        environ = {**os.environ, **run.env}
         if (path := os.environ.get(PATH)) and environ[PATH] != path:
             environ[PATH] += os.pathsep + path
-        before = gate.line([*_gate_flags(name, engine, start), *own])
+        before = gate.line([*_gate_flags(engine, start), *own])
         pulled = model if name == "ollama" else ""
         print(f"Starting {' '.join(line)}, with a gate before it.", file=sys.stderr, flush=True)
         return asyncio.run(_serve(line, environ, before, start.port, pulled))
@@ -80,15 +84,24 @@ def _begins(engine: Engine) -> list[str] | None:
 def _start(engine: Engine, model: str, flags: list[str], folder: Path) -> Start:
     """What both are told alike, of the gate's flags."""
     read = argparse.ArgumentParser(prog="sluice serve", add_help=False, allow_abbrev=False)
-    read.add_argument("--max-num-seqs", type=int, default=engine.num_seqs)
+    read.add_argument("--max-num-seqs", type=int, default=engine.capacity)
     read.add_argument("--max-num-batched-tokens", type=int)
     read.add_argument("--served-model-name")
     told, _ = read.parse_known_args(flags)
-    if engine.is_steered:
-        for package in STEERING:
+    inside, budget = None, told.max_num_batched_tokens
+    if engine.loads_scheduler(()):
+        for package in PACKAGES:
             (folder / package).symlink_to(_place(package))
-    num_seqs, budget = told.max_num_seqs, told.max_num_batched_tokens
-    return Start(model, told.served_model_name, _free_port(), num_seqs, budget, folder)
+        inside, budget = Inside(str(folder), str(folder / "engine.sock")), budget or BUDGET
+    return Start(
+        model=model,
+        name=told.served_model_name,
+        capacity=told.max_num_seqs,
+        port=_free_port(),
+        is_hub=not Path(model).exists(),
+        budget=budget,
+        inside=inside,
+    )
 
 
 def _place(package: str) -> Path:
@@ -103,12 +116,12 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _gate_flags(name: str, engine: Engine, start: Start) -> list[str]:
+def _gate_flags(engine: Engine, start: Start) -> list[str]:
     """The gate's flags; the user's come after them and win."""
-    steered = [f"--engine-socket={start.socket}"] if engine.is_steered else []
+    steered = [f"--engine-socket={start.inside.socket}"] if start.inside else []
     return [
-        f"--upstream=http://127.0.0.1:{start.port}", f"--engine={name}",
-        f"--max-num-seqs={start.num_seqs}", *steered,
+        f"--upstream=http://127.0.0.1:{start.port}", f"--engine={engine.name}",
+        f"--max-num-seqs={start.capacity}", *steered,
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from sluice_core.engines import ENGINES
 from sluice_core.words import clean, in_url
 from sluice_frontend.config import API_KEY
 from sluice_frontend.http.logs import EventFormatter, fields_of
@@ -14,7 +15,6 @@ from sluice_worker import __main__ as worker
 from sluice_worker.base.config import WorkerConfig
 
 from sluice import foreign
-from sluice.engines import ENGINES
 
 GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Device files of a GPU driver: CUDA's own, and WSL's."""
@@ -24,7 +24,11 @@ GIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", choices=[*ENGINES], help="another engine, behind a gate")
+    parser.add_argument(
+        "--engine",
+        choices=[name for name, engine in ENGINES.items() if engine.program],
+        help="another engine, behind a gate",
+    )
     parser.add_argument("model", metavar="MODEL", help="a directory, ORG/NAME or hf://ORG/NAME@REV")
     parser.add_argument(
         "flags",

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.bounded import Numbers
 from sluice_core.contract import MemoryReport
+from sluice_core.engines import ENGINES
 from sluice_core.port import EngineLoad
 from sluice_core.wire import Ready, StepReport
-from sluice_gate.engine.engines import ENGINES, load_of
+from sluice_gate.engine.load import load_of
 from strangers import watch
 from strangers.engine import Answer
 

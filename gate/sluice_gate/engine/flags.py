@@ -5,11 +5,9 @@ from pathlib import Path
 
 from sluice_core.bounded import Share
 from sluice_core.contract import SchedulingPolicy
+from sluice_core.engines import ENGINES
+from sluice_core.engines.engine import Engine, EngineName
 from sluice_frontend.config import HOLD_SHARE_SAYS, Positive, flag
-
-from .engines import ENGINES, EngineFacts, EngineName
-
-DEFAULT_CAPACITY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,7 @@ class EngineFlags:
     engine: EngineName = flag("which engine; custom: any OpenAI server", "custom")
     max_num_seqs: Positive | None = flag(
         "the most sequences that the engine runs at once; live caps stay below; default: as the "
-        f"engine tells, else {DEFAULT_CAPACITY}"
+        "engine tells, else as it starts with us"
     )
     initial_num_seqs: Positive | None = flag("the first cap; default: all that the engine runs")
     max_num_batched_tokens: Positive = flag("the engine's own token budget of one step", 2048)
@@ -38,10 +36,11 @@ class EngineFlags:
 
     def capacity(self, told: int | None) -> int:
         """The most sequences that the engine runs; `told`: by itself."""
-        return self.max_num_seqs or told or DEFAULT_CAPACITY
+        return self.max_num_seqs or told or self.facts.capacity
 
     @property
-    def facts(self) -> EngineFacts:
+    def facts(self) -> Engine:
+        """The engine as data."""
         return ENGINES[self.engine]
 
     @property

@@ -23,8 +23,8 @@ from starlette.types import Scope
 from yarl import URL
 
 from ..request.headers import for_engine
-from .engines import ServerLoad, load_of
 from .flags import EngineFlags
+from .load import ServerLoad, load_of
 from .patience import Owed
 
 log = logging.getLogger(__name__)

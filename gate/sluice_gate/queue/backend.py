@@ -13,8 +13,8 @@ from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 
 from ..count.outside import OutsideModel
-from ..engine.engines import ServerLoad
 from ..engine.inner import SglangKey
+from ..engine.load import ServerLoad
 from ..request.asked import Asked
 from .flight import Books, Flight
 from .progress import Progress

@@ -7,14 +7,15 @@ from collections.abc import Collection
 from typing import Any
 
 from msgspec import to_builtins
+from sluice_core.engines import FOREIGN
+from sluice_core.engines.engine import ADMIN_KEY, LOOPBACK, PORT, Inside, Start, flags
+from sluice_core.engines.vllm import PACKAGES
 
-from ..engines import FOREIGN, image_of, sluice
-from ..engines.engine import ADMIN_KEY, LOOPBACK, PORT, Start, flags
-from ..engines.vllm import PACKAGES, PACKAGES_DIR, SOCKET, SOCKET_DIR
 from ..settings import Settings
-from ..spec.service import Api, InferenceService, Model
+from ..spec.service import Api, EngineSpec, InferenceService, Model
 from . import resources
 from .runtime import runtime_name
+from .worker_flags import worker_flags
 
 Manifest = dict[str, Any]
 _Volume = tuple[str, Manifest, Manifest]
@@ -35,6 +36,9 @@ _KEYS_DIR = "/etc/sluice/keys"
 _TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default path, which the kubelet mounts writable."""
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
+PACKAGES_DIR, SOCKET_DIR = "/opt/sluice-vllm", "/run/sluice"
+SOCKET = f"{SOCKET_DIR}/engine.sock"
+"""Where our scheduler inside vLLM finds the gate."""
 KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
 ENGINE_KEY = "engine"
@@ -207,7 +211,7 @@ def _containers(
         )
         told = {"args": arguments, "env": _worker_environment(service, settings)}
         return {"containers": [_front(service, settings, "worker", image, told, held, "http")]}
-    capacity = ceiling or FOREIGN[service.spec.engine.name].default_capacity
+    capacity = ceiling or FOREIGN[service.spec.engine.name].capacity
     told = {
         "command": ["sluice-gate"],
         "args": _gate_arguments(service, capacity),
@@ -260,6 +264,15 @@ def _front(
     }
 
 
+def image_of(engine: EngineSpec, settings: Settings) -> str:
+    """Return the image that the object names, else the installation's, else the engine's own."""
+    if engine.image:
+        return engine.image
+    if engine.name == "Sluice":
+        return settings.worker_image
+    return dict(settings.engine_images).get(engine.name) or FOREIGN[engine.name].image
+
+
 def _engine(
     service: InferenceService, settings: Settings, capacity: int, commit: str, held: Manifest
 ) -> Manifest:
@@ -267,14 +280,24 @@ def _engine(
     the gate: a restart of the gate would not help. The gate answers 200 while the engine starts,
     however long that takes. Five failures leave a gate that ends the time to be started again."""
     spec, model = service.spec, service.spec.model
+    engine = FOREIGN[spec.engine.name]
     start = Start(
-        spec=spec,
         model=model.repo or _model_directory(model),
+        name=model.name,
         capacity=capacity,
+        is_hub=model.repo is not None,
         revision=commit or model.revision,
         cache=_CACHE_MOUNT,
+        budget=spec.batching.max_num_batched_tokens,
+        max_model_len=model.max_model_len or engine.slot_tokens,
+        dtype=model.dtype,
+        utilization=spec.batching.memory_utilization,
+        prefix_caching=spec.batching.prefix_caching,
+        accelerator=spec.hardware.accelerator,
+        inside=Inside(PACKAGES_DIR, SOCKET) if _has_scheduler(service) else None,
     )
-    run = FOREIGN[spec.engine.name].invoke(start)
+    run = engine.invoke(start)
+    command = run.command or spec.engine.command
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
     taken = {*given, *_other_spellings(given)}
@@ -286,7 +309,7 @@ def _engine(
         "image": image_of(spec.engine, settings),
         "imagePullPolicy": settings.image_pull_policy,
         "restartPolicy": "Always",
-        **({"command": list(run.command)} if run.command else {}),
+        **({"command": list(command)} if command else {}),
         "args": [*run.args, *spec.engine.args, *run.owned],
         # A variable that is there twice is refused by the API server.
         "env": [*(one for one in ours if one["name"] not in taken), *given.values()],
@@ -434,7 +457,7 @@ def _storage(service: InferenceService) -> list[_Volume]:
 def _has_scheduler(service: InferenceService) -> bool:
     """Whether a scheduler class of ours runs inside the engine."""
     engine = FOREIGN.get(service.spec.engine.name)
-    return engine is not None and engine.loads_scheduler(service.spec)
+    return engine is not None and engine.loads_scheduler(service.spec.engine.args)
 
 
 def _volumes(service: InferenceService, settings: Settings) -> list[_Volume]:
@@ -475,16 +498,15 @@ def _model_directory(model: Model) -> str:
 
 def _arguments(service: InferenceService, ceiling: int | None, commit: str) -> list[str]:
     """The worker's flags, as a list: nothing from the object is ever parsed by a shell."""
-    model = service.spec.model
-    revision = commit or model.revision
-    start = Start(
-        spec=service.spec,
-        model=_model_directory(model),
-        capacity=ceiling,
-        revision=revision,
-        cache=_CACHE_MOUNT,
-    )
-    return [*sluice.arguments(start, _door(service), _frontend(service)), *service.spec.engine.args]
+    spec, model = service.spec, service.spec.model
+    is_hub = model.repo is not None
+    start = {
+        "model": _model_directory(model),
+        "revision": commit or model.revision if is_hub else None,
+        "download-dir": _CACHE_MOUNT if is_hub else None,
+    }
+    told = worker_flags(spec, start, _door(service), _frontend(service), ceiling)
+    return [*told, *spec.engine.args]
 
 
 def _door(service: InferenceService) -> dict[str, object]:
@@ -513,7 +535,7 @@ def _gate_arguments(service: InferenceService, capacity: int) -> list[str]:
     given = flags(
         {
             "upstream": f"http://{LOOPBACK}:{spec.engine.port or PORT}",
-            "engine": FOREIGN[spec.engine.name].gate_name,
+            "engine": FOREIGN[spec.engine.name].name,
             "max-num-seqs": capacity,
             "max-num-batched-tokens": spec.batching.max_num_batched_tokens,
             "health-path": spec.engine.health_path,

@@ -12,12 +12,12 @@ from typing import Any
 from msgspec import structs
 from sluice_core.contract import RuntimeConfig, RuntimePatch
 from sluice_core.contract import Slo as WireSlo
+from sluice_core.engines import FOREIGN
 
 from ..children import drift, manifests, resources
 from ..children.pod import grace_seconds
 from ..children.runtime import Runtime
 from ..cluster.observed import NODE_S, Object, Pod, Rollout, Trouble, rollout_of, unplaced
-from ..engines import FOREIGN
 from ..model.fit import UNREAD_CAP, Fit, ceiling_of, loading_bytes, most_num_seqs
 from ..pods.scrape import Scrape
 from ..reasons import Reason

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sluice_core.bounded import count
+from sluice_core.engines import FOREIGN
 from sluice_core.model.sizing import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_BLOCK_SIZE,
@@ -18,7 +19,6 @@ from sluice_core.model.sizing import (
     plan_memory,
 )
 
-from ..engines import FOREIGN
 from ..reasons import Reason
 from ..spec.service import EngineName, Spec
 from .checkpoint import ModelFacts, Refused, Unread
@@ -111,7 +111,7 @@ def ceiling_of(spec: Spec, fit: Fit) -> int | None:
 def most_num_seqs(spec: Spec) -> int:
     """The most sequences that the user allows, also by default, whatever the memory."""
     engine = FOREIGN.get(spec.engine.name)
-    default = engine.default_capacity if engine else None
+    default = engine.capacity if engine else None
     return most_sequences(spec.batching.max_num_seqs or default, _budget(spec))
 
 

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from sluice_core.engines import FOREIGN
+
 from .kinds import matches
 
 ENGINE_FLAGS: Final = {
@@ -17,22 +19,14 @@ ENGINE_FLAGS: Final = {
 """Flags of the worker that `engine.args` may give, and their values. All others have a field here
 or belong to the operator, so the object gives no more rights than its fields do."""
 OWNED_FLAGS: Final = {
-    "VLLM": ("--host", "--port", "--uds", "--api-key", "--max-num-seqs"),
-    "SGLang": (
-        "--host", "--port", "--api-key", "--admin-api-key", "--max-running-requests",
-        "--enable-metrics",
-    ),
-    "TGI": ("--hostname", "--port", "-p", "--api-key", "--max-concurrent-requests"),
-    "LlamaCpp": (
-        "--host", "--port", "--api-key", "--parallel", "-np", "--ctx-size", "-c", "--metrics",
-    ),
-}  # fmt: skip
+    kind: engine.owned_flags for kind, engine in FOREIGN.items() if engine.owned_flags
+}
 """Flags that the gate must own: nothing may pass beside it, and its cap must be the bound."""
 OWNED_VARIABLES: Final = (
-    "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "HOME", "LLAMA_CACHE", "PYTHONPATH", "OLLAMA_HOST",
-    "OLLAMA_NUM_PARALLEL", "OLLAMA_KEEP_ALIVE", "OLLAMA_MODELS", "OLLAMA_CONTEXT_LENGTH",
-    "PREFIX_CACHING", "SLUICE_.*",
-)  # fmt: skip
+    *("HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "HOME"),
+    *(name for engine in FOREIGN.values() for name in engine.owned_variables),
+    "SLUICE_.*",
+)
 
 
 def _is(*names: str) -> str:

@@ -7,16 +7,30 @@ from pathlib import Path
 import pytest
 from sluice import foreign
 from sluice.__main__ import main
-from sluice.engines import ENGINES, Start
+from sluice_core.engines import ENGINES
+from sluice_core.engines.engine import EngineName, Inside, Start
+
+HERE = [name for name, engine in ENGINES.items() if engine.program]
 
 
 def start(folder: Path, model: str = "org/name", budget: int | None = None) -> Start:
-    return Start(model, None, 8123, 8, budget, folder)
+    return Start(
+        model=model,
+        name=None,
+        capacity=8,
+        port=8123,
+        is_hub=not Path(model).exists(),
+        budget=budget,
+        inside=Inside(str(folder), str(folder / "engine.sock")),
+    )
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", HERE)
 def test_an_engine_that_is_not_installed_is_named_with_where_it_comes_from(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: EngineName,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["serve", "--engine", name, "org/name", "--port=0"]) == 2
@@ -32,9 +46,9 @@ def test_an_engine_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[st
 
 
 def test_each_engine_gets_the_capacity_and_listens_on_loopback(tmp_path: Path) -> None:
-    for engine in ENGINES.values():
-        given = start(tmp_path)
-        told = [*engine.arguments(given), *engine.environ(given).values()]
+    for name in HERE:
+        run = ENGINES[name].invoke(start(tmp_path))
+        told = [*run.args, *run.owned, *run.env.values()]
         words = " ".join(told).replace("=", " ").split()
         assert "127.0.0.1" in " ".join(told)
         assert "8" in words
@@ -44,14 +58,13 @@ def test_each_engine_gets_the_capacity_and_listens_on_loopback(tmp_path: Path) -
 def test_vllm_is_steered_through_a_socket_and_llama_cpp_takes_a_file_or_a_repository(
     tmp_path: Path,
 ) -> None:
-    vllm = ENGINES["vllm"]
-    assert "--scheduler-cls=sluice_vllm.Scheduler" in vllm.arguments(start(tmp_path))
-    assert "--max-num-batched-tokens=256" in vllm.arguments(start(tmp_path, budget=256))
-    assert vllm.environ(start(tmp_path))["SLUICE_GATE_SOCKET"] == str(tmp_path / "engine.sock")
+    vllm, llama = ENGINES["vllm"].invoke, ENGINES["llamacpp"].invoke
+    assert "--scheduler-cls=sluice_vllm.Scheduler" in vllm(start(tmp_path)).args
+    assert "--max-num-batched-tokens=256" in vllm(start(tmp_path, budget=256)).args
+    assert vllm(start(tmp_path)).env["SLUICE_GATE_SOCKET"] == str(tmp_path / "engine.sock")
     (tmp_path / "m.gguf").touch()
-    llama = ENGINES["llamacpp"].arguments
-    assert llama(start(tmp_path, str(tmp_path / "m.gguf")))[0] == "--model"
-    assert llama(start(tmp_path, "org/name"))[:2] == ["--hf-repo", "org/name"]
+    assert llama(start(tmp_path, str(tmp_path / "m.gguf"))).args[0] == "--model"
+    assert llama(start(tmp_path, "org/name")).args[:2] == ("--hf-repo", "org/name")
 
 
 def test_a_vllm_without_its_distribution_is_started_as_a_module(
@@ -78,7 +91,7 @@ def test_a_vllm_without_its_distribution_is_started_as_a_module(
 
 def test_what_vllm_imports_of_ours_is_two_packages_and_no_more(tmp_path: Path) -> None:
     made = foreign._start(ENGINES["vllm"], "m", ["--max-num-seqs=3", "--port=0"], tmp_path)
-    assert made.num_seqs == 3
+    assert made.capacity == 3
     assert {path.name for path in tmp_path.iterdir()} == {"sluice_vllm", "sluice_core"}
     assert (tmp_path / "sluice_vllm" / "__init__.py").is_file()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from sluice_core.engines import FOREIGN
 from sluice_operator.children import manifests
 from sluice_operator.children.pod import GRACE_MARGIN_SECONDS
-from sluice_operator.engines import FOREIGN
 from sluice_operator.model.checkpoint import Refused, Unread, read
 from sluice_operator.model.fit import ceiling_of, judge
 from sluice_operator.settings import parse
@@ -71,7 +71,7 @@ def test_the_gate_stands_before_an_engine_that_ends_after_it(name: EngineName) -
     assert engine["restartPolicy"] == "Always"
     assert {"startupProbe", "lifecycle"}.isdisjoint(engine), "the gate would wait for the engine"
     assert {
-        "--upstream=http://127.0.0.1:8100", f"--engine={FOREIGN[name].gate_name}",
+        "--upstream=http://127.0.0.1:8100", f"--engine={FOREIGN[name].name}",
         "--max-num-seqs=32", "--port=8000", "--admin-port=8001", "--shutdown-timeout=45",
         "--runtime-config-dir=/etc/sluice/runtime", "--admin-token-file=/etc/sluice/admin/token",
         "--api-key-file=/etc/sluice/keys/keys", "--served-model-name=demo",
@@ -281,7 +281,7 @@ def test_an_unknown_architecture_is_left_to_the_engine_with_a_known_capacity(
         fit = judge(spec, found)
         assert (fit.status, fit.reason) == ("Unknown", "LeftToEngine")
         assert name in fit.message
-        assert ceiling_of(spec, fit) == FOREIGN[name].default_capacity
+        assert ceiling_of(spec, fit) == FOREIGN[name].capacity
     asked = create_service(engine={"name": name, "image": "r/e:1"}, batching={"maxNumSeqs": 7}).spec
     assert ceiling_of(asked, judge(asked, Refused("no."))) == 7
     budget = {"maxNumBatchedTokens": 16}

@@ -1,6 +1,6 @@
 """Ollama, which is told by variables and loads the model before the gate is ready. Pure."""
 
-from .engine import LOOPBACK, PORT, Engine, Invocation, Start
+from .engine import LOOPBACK, Engine, Invocation, Start
 
 _SERVE = """
 ollama serve & server=$!
@@ -17,17 +17,16 @@ wait "$server"
 
 
 def _invoke(start: Start) -> Invocation:
-    spec = start.spec
-    length = spec.model.max_model_len
     source = (
         {"SLUICE_PULL": f"hf.co/{start.model}"} if start.is_hub else {"SLUICE_FILE": start.model}
     )
+    length = start.max_model_len
     env = {
-        "OLLAMA_HOST": f"{LOOPBACK}:{PORT}",
+        "OLLAMA_HOST": f"{LOOPBACK}:{start.port}",
         "OLLAMA_NUM_PARALLEL": str(start.capacity),
         "OLLAMA_KEEP_ALIVE": "-1",
-        "OLLAMA_MODELS": start.cache,
-        "SLUICE_NAME": spec.model.name,
+        **({"OLLAMA_MODELS": start.cache} if start.cache else {}),
+        "SLUICE_NAME": start.name or start.model,
         **({} if length is None else {"OLLAMA_CONTEXT_LENGTH": str(length)}),
         **source,
     }
@@ -35,9 +34,19 @@ def _invoke(start: Start) -> Invocation:
 
 
 ENGINE = Engine(
-    gate_name="ollama",
+    name="ollama",
+    kind="Ollama",
     image="ollama/ollama:0.17.4",
     invoke=_invoke,
-    default_capacity=4,
+    capacity=4,
+    owned_variables=(
+        "OLLAMA_HOST", "OLLAMA_NUM_PARALLEL", "OLLAMA_KEEP_ALIVE", "OLLAMA_MODELS",
+        "OLLAMA_CONTEXT_LENGTH",
+    ),
+    health="/api/version",
+    has_metrics=False,
     takes_gguf=True,
-)
+    program="ollama",
+    verb=("serve",),
+    install="https://ollama.com/download",
+)  # fmt: skip

@@ -9,11 +9,13 @@ from .engine import Engine, Invocation, Start
 def _invoke(start: Start) -> Invocation:
     env = {
         "SLUICE_MODEL": start.model,
-        "SLUICE_MODEL_NAME": start.spec.model.name,
+        "SLUICE_MODEL_NAME": start.name or start.model,
         "SLUICE_CAPACITY": str(start.capacity),
         **({"SLUICE_REVISION": start.revision} if start.is_hub and start.revision else {}),
     }
-    return Invocation(start.spec.engine.command, env=env)
+    return Invocation(env=env)
 
 
-ENGINE = Engine(gate_name="custom", image="", invoke=_invoke, default_capacity=256)
+ENGINE = Engine(
+    name="custom", kind="Custom", image="", invoke=_invoke, capacity=256, health="/v1/models"
+)
