@@ -1,4 +1,4 @@
 """The operator: watches InferenceServices, plans their children, tunes their cap and replicas.
 
-docs/structure.md lists its rooms. Pure: `tuner`, `spec`, `children`, and what `loop.plan` decides.
+docs/structure.md lists its rooms. Pure: `tuner`, `spec`, `children`, and what `plan` decides.
 """

@@ -30,6 +30,10 @@ from ..cluster.roster import Roster
 from ..metrics import Metrics
 from ..model.fit import judge
 from ..model.reader import ModelReader
+from ..plan import rival
+from ..plan.observed import Observed
+from ..plan.plan import Plan, plan
+from ..plan.rival import Rivalry
 from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, ScrapeTarget
 from ..reasons import Reason
 from ..settings import Settings
@@ -39,10 +43,8 @@ from ..status.events import Notice
 from ..status.write_limiter import WriteTurns
 from ..status.writer import StatusWriter
 from ..tuner.replicas import wanting_none
-from . import ownership, rival
+from . import ownership
 from .children import SWEEP_RESYNCS, Children
-from .plan import Observed, Plan, plan
-from .rival import Rivalry
 
 _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5

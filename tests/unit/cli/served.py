@@ -6,7 +6,7 @@ from typing import Any
 
 from sluice_core.contract import Causes, FirstTokens, Lengths, MemoryReport, StepModel, TokenGaps
 from sluice_operator.children.runtime import Runtime
-from sluice_operator.loop.plan import plan
+from sluice_operator.plan.plan import plan
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.tuner import Past
 from sluice_operator.tuner.types import CapChange, ReplicaChange

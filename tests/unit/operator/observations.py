@@ -21,9 +21,9 @@ from sluice_core.contract import (
 from sluice_core.model.sizing import ModelShape
 from sluice_operator.children.manifests import INSTANCE_LABEL
 from sluice_operator.cluster.observed import Pod, pod_of
-from sluice_operator.loop.plan import Observed
 from sluice_operator.model.checkpoint import ModelFacts
 from sluice_operator.model.fit import Fit, judge
+from sluice_operator.plan.observed import Observed
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.settings import Settings
 from sluice_operator.spec.service import InferenceService, Spec, parse

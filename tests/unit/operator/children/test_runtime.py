@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.contract import FirstTokens, Lengths, StepModel, TokenGaps
 from sluice_operator.children.runtime import Runtime, parse
-from sluice_operator.loop.plan import plan
+from sluice_operator.plan.plan import plan
 from sluice_operator.status.schema import STATUS
 from sluice_operator.tuner import Past
 from sluice_operator.tuner.constants import HISTORY, MAX_DOUBLINGS, REMEMBERED_CAPS

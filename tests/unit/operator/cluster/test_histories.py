@@ -15,7 +15,8 @@ from msgspec import structs
 from sluice_core.contract import FirstTokens, Hung
 from sluice_operator.children.runtime import Runtime
 from sluice_operator.cluster.observed import Pod, failure_of, pod_of
-from sluice_operator.loop.plan import Observed, plan
+from sluice_operator.plan.observed import Observed
+from sluice_operator.plan.plan import plan
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.spec.service import InferenceService
 from sluice_operator.status.events import Notice

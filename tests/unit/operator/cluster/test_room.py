@@ -10,7 +10,8 @@ import pytest
 from sluice_core.errors import timestamp
 from sluice_operator.children.runtime import Runtime
 from sluice_operator.cluster.observed import Pod, Rollout, essence_of, pod_of, rollout_of, unplaced
-from sluice_operator.loop.plan import Observed, Plan, plan
+from sluice_operator.plan.observed import Observed
+from sluice_operator.plan.plan import Plan, plan
 from sluice_operator.spec.service import InferenceService
 from unit.operator.observations import (
     NOW,

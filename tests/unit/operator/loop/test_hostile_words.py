@@ -16,10 +16,11 @@ from sluice_core.model.sizing import SizingError
 from sluice_operator.children.runtime import Runtime, parse
 from sluice_operator.cluster.client import ClusterError
 from sluice_operator.cluster.observed import Trouble
-from sluice_operator.loop.plan import Observed, Plan, plan
 from sluice_operator.model import checkpoint
 from sluice_operator.model.checkpoint import Refused
 from sluice_operator.model.fit import judge
+from sluice_operator.plan.observed import Observed
+from sluice_operator.plan.plan import Plan, plan
 from sluice_operator.pods.scrape import Scrape, ScrapeError
 from sluice_operator.reasons import Foreign, Reason
 from sluice_operator.spec.service import InferenceService, SpecError

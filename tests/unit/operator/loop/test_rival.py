@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice_operator.loop.rival import Rivalry, after
+from sluice_operator.plan.rival import Rivalry, after
 from sluice_operator.settings import FIELD_MANAGER
 
 

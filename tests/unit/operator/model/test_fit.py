@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from sluice_operator.children.runtime import Runtime
-from sluice_operator.loop.plan import plan
 from sluice_operator.model.checkpoint import Unread
 from sluice_operator.model.fit import ceiling_of, judge
+from sluice_operator.plan.plan import plan
 from sluice_operator.reasons import Reason
 from unit.operator.observations import (
     CHECKPOINT,

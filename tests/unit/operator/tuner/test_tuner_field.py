@@ -14,7 +14,8 @@ from sluice_core.contract import (
 )
 from sluice_core.port import FirstParts
 from sluice_frontend.evidence.recorder import Recorder
-from sluice_operator.loop.plan import _targets, _wire_slo
+from sluice_operator.plan.patches import slo_of
+from sluice_operator.plan.tune import targets_of
 from sluice_operator.spec.service import parse
 from sluice_operator.tuner import Past, decide
 from unit.operator.objects import changed, valid_object
@@ -76,11 +77,11 @@ def test_units_agree_from_the_objects_text_through_the_worker_to_the_verdict(
     """`over` of the two requests of each tick are; the quantiles are those of the slower one."""
     slo = {"timeToFirstToken": ttft, "interTokenLatency": itl, "endToEnd": e2e}
     spec = parse(changed(valid_object(), "spec.slo", slo)).spec
-    sent = decode(encode(RuntimePatch(1, slo=_wire_slo(spec))), RuntimePatch).slo
+    sent = decode(encode(RuntimePatch(1, slo=slo_of(spec))), RuntimePatch).slo
     assert sent is not None
     evidence = decode(encode(served(sent, 60)), Evidence)
     view = replace(pod("a", evidence.ticks), evidence=evidence)
-    _, decision = decide(Past(), observation(view, targets=_targets(spec)))
+    _, decision = decide(Past(), observation(view, targets=targets_of(spec)))
     told = {
         name: (judged.n, judged.over, judged.verdict == "Breach")
         for name, judged in decision.verdicts.items()

@@ -19,9 +19,11 @@ from sluice_core.contract import (
     encode,
 )
 from sluice_operator.children.runtime import Runtime
-from sluice_operator.loop.plan import Observed, Plan, _limits, plan
 from sluice_operator.model.checkpoint import Refused, Unread
 from sluice_operator.model.fit import Fit, judge
+from sluice_operator.plan.observed import Observed
+from sluice_operator.plan.plan import Plan, plan
+from sluice_operator.plan.tune import limits_of
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.reasons import Reason
 from sluice_operator.spec.service import InferenceService
@@ -637,7 +639,7 @@ def test_windows_of_scaling_are_the_object_s() -> None:
         "scaleUp": {"stabilizationWindowSeconds": 7},
         "scaleDown": {"stabilizationWindowSeconds": 11},
     }
-    limits = _limits(create_service(scaling__behavior=behavior).spec, 32)
+    limits = limits_of(create_service(scaling__behavior=behavior).spec, 32)
     assert (limits.scale_up_window_s, limits.scale_down_window_s) == (7, 11)
 
 
@@ -669,7 +671,7 @@ def test_quantised_weights_are_sized_as_they_are_loaded() -> None:
 def _budgeted(tokens: int | None) -> list[str]:
     """Arguments of an engine whose tuner remembers this budget."""
     service = create_service(engine={"name": "SGLang"}, slo__interTokenLatency="50ms")
-    limits = _limits(service.spec, 32).chunk
+    limits = limits_of(service.spec, 32).chunk
     assert limits is not None
     budget = ChunkBudget(tokens, NOW, f"{limits.key}|50.0") if tokens else None
     runtime = Runtime(1, 4, 1, past=Past(chunk_budget=budget))
@@ -684,7 +686,7 @@ def test_an_engine_with_fixed_chunks_starts_with_the_budget_that_the_tuner_found
     assert _budgeted(512) == ["--chunked-prefill-size=512"]
     asked = {"batching__maxNumBatchedTokens": 2048}
     service = create_service(engine={"name": "SGLang"}, slo__interTokenLatency="50ms", **asked)
-    assert _limits(service.spec, 32).chunk is None
+    assert limits_of(service.spec, 32).chunk is None
 
 
 @pytest.mark.parametrize(("changes", "may_roll"), [({}, True), ({"rollout": "Replace"}, False)])
@@ -692,7 +694,7 @@ def test_a_budget_is_only_proposed_where_an_edit_stops_the_last_pod(
     changes: dict[str, Any], may_roll: bool
 ) -> None:
     spec = {"engine": {"name": "LlamaCpp"}, "slo__interTokenLatency": "50ms", **changes}
-    chunk = _limits(create_service(**spec).spec, 100).chunk
+    chunk = limits_of(create_service(**spec).spec, 100).chunk
     assert chunk is not None
     assert (chunk.may_roll, chunk.least) == (may_roll, 100)
-    assert _limits(create_service(slo__interTokenLatency="50ms").spec, 32).chunk is None  # our own
+    assert limits_of(create_service(slo__interTokenLatency="50ms").spec, 32).chunk is None

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_operator.loop.plan import plan
+from sluice_operator.plan.plan import plan
 from sluice_operator.spec.service import parse
 from sluice_operator.status.schema import STATUS as STATUS_SCHEMA
 from unit.operator.objects import Object, valid_objects

@@ -1,0 +1,1 @@
+"""One pass as a value: what to write, send and report."""
