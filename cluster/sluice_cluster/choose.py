@@ -19,29 +19,27 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionChoice:
+class Choice:
     """The kind of cluster, and why in one sentence."""
 
     kind: Kind
     reason: str
 
 
-def choose(found: Found) -> VersionChoice:
+def choose(found: Found) -> Choice:
     """The user's own cluster, else kind, else a local one, else what is missing."""
     if found.kubeconfig:
-        return VersionChoice(
+        return Choice(
             "existing", f"using the cluster that SLUICE_KUBECONFIG names ({found.kubeconfig})"
         )
     if found.docker_answers:
-        return VersionChoice("kind", "a Docker engine answers: using a kind cluster")
+        return Choice("kind", "a Docker engine answers: using a kind cluster")
     if found.wants_kind:
-        return VersionChoice("none", "SLUICE_CLUSTER is kind, and no Docker engine answers")
+        return Choice("none", "SLUICE_CLUSTER is kind, and no Docker engine answers")
     if found.is_linux and found.is_root and found.has_apt:
-        return VersionChoice(
-            "local", "no Docker engine: running Kubernetes on this machine, as root"
-        )
+        return Choice("local", "no Docker engine: running Kubernetes on this machine, as root")
     lacks = ", ".join(_lacks(found))
-    return VersionChoice(
+    return Choice(
         "none",
         "no cluster is possible here: SLUICE_KUBECONFIG is not set, no Docker engine answers, "
         f"and a local cluster needs {lacks}",

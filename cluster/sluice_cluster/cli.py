@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from sluice_cluster import binaries, docker, images, kind, kind_node
-from sluice_cluster.choose import Found, VersionChoice, choose
+from sluice_cluster.choose import Choice, Found, choose
 from sluice_cluster.node import local
 from sluice_cluster.settings import REGISTRY, ClusterError, ImpossibleError, Settings
 from sluice_cluster.shell import Word, locked, run, say, succeeds
@@ -31,7 +31,7 @@ def find(settings: Settings) -> Found:
     )
 
 
-def decide(settings: Settings) -> VersionChoice:
+def decide(settings: Settings) -> Choice:
     """The cluster to use; ImpossibleError says what is missing."""
     choice = choose(find(settings))
     if choice.kind == "none":
@@ -55,7 +55,7 @@ def up(settings: Settings, with_images: bool) -> None:
         make_images(settings)
 
 
-def _up(settings: Settings, choice: VersionChoice) -> State:
+def _up(settings: Settings, choice: Choice) -> State:
     paths = settings.paths
     before = State.read(paths.state_file)
     known = before.images if before is not None and before.kind == choice.kind else {}

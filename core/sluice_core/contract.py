@@ -55,9 +55,9 @@ TICK_RING = 900
 SKETCH_GAMMA = 1.02
 """Ratio of neighbouring sketch buckets: a quantile read back is within 1 % (DDSketch)."""
 AT_CAP_SHARE = 0.9
-"""A step is at the cap where at least this share of it runs (design 6)."""
+"""A step is at the cap where at least this share of it runs."""
 SMOOTH_SHARE = 0.01
-"""Share of its own gaps that may be over in a request that a reader calls smooth (design 6)."""
+"""Share of its own gaps that may be over in a request that a reader calls smooth."""
 
 
 class Slo(Struct, frozen=True, forbid_unknown_fields=True):

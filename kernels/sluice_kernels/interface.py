@@ -96,7 +96,7 @@ class LayerStack(Protocol):
         slot_mapping: tuple[Tensor, ...],
         plan: object,
     ) -> Tensor:
-        """Run as many layers as `caches`; return the last one's output. stream [num_rows,
+        """Run as many layers as `caches`; return the last one's output. residual [num_rows,
         hidden_size] becomes the residual to add it to. Other arguments: see `rope_and_store`."""
 
 

@@ -83,7 +83,7 @@ class Ledger:
         if timer.num_tokens > 1:
             stats.observe("request_time_per_output_token_seconds", timer.mean_gap_ms / 1e3)
 
-    def whole(self, num_tokens: Iterable[int]) -> None:
+    def group_ended(self, num_tokens: Iterable[int]) -> None:
         """All answers to a prompt have ended, with these lengths in tokens."""
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 

@@ -138,7 +138,7 @@ def pod_spec(
     commit: str,
     held: Manifest,
 ) -> Manifest:
-    """`spec` of the template. `children.deployment` explains `ceiling` and `commit`; `held`:
+    """`spec` of the template. `manifests.deployment` explains `ceiling` and `commit`; `held`:
     resources of what loads the model."""
     hardware = service.spec.hardware
     spec: Manifest = {

@@ -61,7 +61,7 @@ def _fetched_bytes(spec: Spec, found: ModelFacts | Unread | Refused) -> int:
 
 
 def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
-    """The memory arithmetic of the design, section 5, for one pod. Another engine may serve what we
+    """Judge one pod by the memory arithmetic. Another engine may serve what we
     cannot read or compute: then it decides."""
     engine = FOREIGN.get(spec.engine.name)
     if isinstance(found, Refused) and found.is_final:

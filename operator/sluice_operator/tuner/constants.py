@@ -1,7 +1,5 @@
 """Every number of the tuner, each with its reason; the worker's contract has the shared ones. No
 decision in the package rests on a bare constant elsewhere.
-
-"Design" is section 6 of the design; the simulations named there are where its figures come from.
 """
 
 from typing import Final
@@ -20,7 +18,7 @@ not need another hour to be forgotten. With everything over, two clean ticks for
 
 # Headroom: Wald's SPRT of m/4 against m.
 HEADROOM_SHARE: Final = 0.25
-"""Headroom means a share over target of at most a quarter of what is allowed (design)."""
+"""Headroom means a share over target of at most a quarter of what is allowed."""
 HEADROOM_ALPHA: Final = 0.2
 """Chance to call a share of m headroom: cheap, as a wrong raise is undone by a breach. About 214
 independent clean samples for P99."""
@@ -32,7 +30,7 @@ its interference with the P99."""
 MAX_INTERFERENCE_CORRELATION: Final = 0.95
 """Bound of the lag-one correlation of slow steps, so that the design effect stays finite."""
 VERIFIABLE_S: Final = 3600.0
-"""Evidence that takes more than an hour of traffic to collect cannot verify a target (design)."""
+"""Evidence that takes more than an hour of traffic to collect cannot verify a target."""
 
 # Selecting ticks.
 BUSY_ALIKE: Final = 0.5
@@ -50,7 +48,7 @@ RUN_TICKS: Final = 32
 RUNS_FROM_WHOLE: Final = 8
 """With so many whole runs (8 minutes) bets begin with one: earlier ticks no longer matter."""
 USED_SHARE: Final = AT_CAP_SHARE
-"""A cap is used if running reached this share of it (design)."""
+"""A cap is used if running reached this share of it."""
 
 # Failed requests.
 FAILED_SHARE: Final = 0.01
@@ -146,7 +144,7 @@ NO_GAP_MS: Final = 1e9
 INTERFERENCE_SHARE: Final = 0.5
 """Share of slow steps from which a tick counts as under interference."""
 REMEMBER_S: Final = 600.0
-"""A breached cap is not retried for this long, doubled at each repetition (design)."""
+"""A breached cap is not retried for this long, doubled at each repetition."""
 MAX_DOUBLINGS: Final = 8
 """At most 42 hours: remembering longer than a day's pattern is of no use."""
 SAME_CAP: Final = 0.9
@@ -155,7 +153,7 @@ SHARED: Final = 0.2
 """Share of whole lengths that may be missing in computed ones before the prefix cache is the
 reason: the two are from different minutes."""
 LENGTHS_SHIFTED: Final = 0.2
-"""If a mean length moved by more than this, what was learnt about a cap is void (design)."""
+"""If a mean length moved by more than this, what was learnt about a cap is void."""
 LENGTHS_DOUBT: Final = 3.0
 """... and by this many of its standard errors more, as it is checked every two seconds. With means
 of half a minute the cap went to a breached one, and back, every hour of steady bursts."""
@@ -178,7 +176,7 @@ less than CHUNK_DIFFERS. The first model is of seconds, in which an engine may s
 CHUNK_TICKS_MOST: Final = 1800
 """... and is taken after an hour of them, however they differ: the load may never be steady."""
 CHUNK_KEPT_S: Final = 86_400.0
-"""A token budget is replaced at most once a day (design)."""
+"""A token budget is replaced at most once a day."""
 
 # Demand.
 RATE_CHUNKS: Final = 5
@@ -197,7 +195,7 @@ RISES: Final = 4
 RATE_DOUBT: Final = 2.05
 """Standard deviations: one-sided 95 % of a median, for the lower bound of a rate."""
 BURST_MEMORY_S: Final = 600.0
-"""Bursts are remembered for ten minutes (design)."""
+"""Bursts are remembered for ten minutes."""
 BURST_MEAN: Final = 3.0
 """A burst is a tick with more than this many times the mean arrivals ..."""
 BURST_SIGMA: Final = 6.0
@@ -235,8 +233,7 @@ LEAST_RATE: Final = 0.005
 SETTLE_COLD_STARTS: Final = 2
 """Cold starts after which a requested pod that never came no longer blocks a scale-in."""
 LOAD_ROSE: Final = 1.2
-"""A second scale-out before the first has settled only if arrivals rose by more than this
-(design)."""
+"""A second scale-out before the first has settled only if arrivals rose by more than this."""
 OVERLOADED: Final = 1.1
 """More than this part of the pods' throughput at the cap must surely arrive before the gaps pay. At
 1 a steady load of 95 % had caps of 10 to 15 where 8 is best (51 % smooth instead of 58)."""
@@ -256,7 +253,7 @@ MAX_DRAIN_S: Final = 600.0
 MIN_SERVICE_S: Final = 0.001
 """No request takes less: keeps a fit of zeros from promising an infinite capacity."""
 HISTORY: Final = 5
-"""Changes of the replicas kept for status (design)."""
+"""Changes of the replicas kept for status."""
 GROWING_QUEUE_S: Final = 20.0
 """A queue that grew over this span while every pod was full needs a pod, whatever the model
 says."""

@@ -120,7 +120,7 @@ class Context:
         )
 
 
-def build_case(past: Past, seen: Observation) -> Context:
+def build_context(past: Past, seen: Observation) -> Context:
     """Select, merge, test and model what `seen` holds."""
     fleet = survey(seen)
     accepts = Accepts(_regime_since_s(past), seen.epoch, _used_since_s(past, seen))

@@ -17,7 +17,7 @@ from .conditions import (
     slo_met,
     told,
 )
-from .context import Context, build_case
+from .context import Context, build_context
 from .demand import Demand
 from .evidence import num_begun
 from .replicas import (
@@ -48,7 +48,7 @@ def decide(past: Past, observation: Observation) -> tuple[Past, Decision]:
     """The next cap and replicas, and why; the returned `Past` is the next call's `past`."""
     past = _with_targets(_until(observation.now, past), observation.targets, observation.now)
     past = settle_scale(past, observation)
-    context = build_case(past, observation)
+    context = build_context(past, observation)
     bound = raise_bound(context)
     demand = measure_demand(context, bound)
     metrics, can_hold = metrics_available(context), feasible(context, demand)

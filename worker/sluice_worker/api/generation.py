@@ -184,7 +184,7 @@ class Generation:
         n = self.request.sampling.n
         lengths = [len(choice.output_text.token_ids) for choice in self.choices]
         for first in range(0, len(lengths), n):
-            self._ledger.whole(lengths[first : first + n])
+            self._ledger.group_ended(lengths[first : first + n])
 
     def leave(self) -> None:
         """Nobody reads any more: free what is still running. Safe to call at any time.

@@ -18,7 +18,7 @@ from sluice_core.wire import Submit
 from ..base.config import NgramSpeculation
 
 MIN_ACCEPTANCE = 0.8
-"""Share of accepted drafted tokens above which a request speculates (design 2)."""
+"""Share of accepted drafted tokens above which a request speculates."""
 WINDOW_TOKENS = 32
 """Drafted tokens behind the share; the next draft notices the end of a copy."""
 MIN_JUDGED_TOKENS = 8
