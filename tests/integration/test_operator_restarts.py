@@ -24,7 +24,8 @@ from integration.operator_runs import (
 from sluice_operator.children.manifests import owner_of
 from sluice_operator.cluster.child_store import ChildStore, Key
 from sluice_operator.cluster.client import Cluster, ClusterError
-from sluice_operator.loop.reconcile import Dependencies, Reconciler
+from sluice_operator.loop.dependencies import Dependencies
+from sluice_operator.loop.reconcile import Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
 from sluice_operator.settings import Settings

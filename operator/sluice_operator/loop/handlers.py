@@ -23,7 +23,8 @@ from ..metrics import Metrics, MetricsServer
 from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.service import GROUP, PLURAL, VERSION
-from .reconcile import Dependencies, Reconciler
+from .dependencies import Dependencies
+from .reconcile import Reconciler
 
 _log = logging.getLogger(__name__)
 

@@ -9,42 +9,23 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import httpx
-
 from ..children import runtime
-from ..children.api_keys import ApiKeys
-from ..children.drift import manifest_hash
-from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, is_ours
-from ..children.runtime import Runtime
-from ..cluster.child_store import ChildStore
-from ..cluster.client import Cluster, ClusterError, Ref
-from ..cluster.failures import Failures
-from ..cluster.observed import Object, Pod, pod_of, version
-from ..cluster.roster import Roster
-from ..metrics import Metrics
-from ..model.fit import judge
-from ..model.reader import ModelReader
-from ..plan import rival
-from ..plan.observed import Observed
-from ..plan.plan import Plan, plan
-from ..plan.rival import Rivalry
-from ..pods.scrape import MAX_OPEN, Scrape, ScrapeError, Scraper, ScrapeTarget
+from ..cluster.client import ClusterError, Ref
+from ..cluster.observed import Object, version
 from ..reasons import Reason
-from ..settings import Settings
-from ..spec.service import KIND, InferenceService, SpecError, parse
+from ..spec.service import KIND, SpecError
 from ..status import compose, events
 from ..status.events import Notice
-from ..status.write_limiter import WriteTurns
 from ..status.writer import StatusWriter
-from ..tuner.replicas import wanting_none
 from . import ownership
-from .children import SWEEP_RESYNCS, Children
+from .dependencies import Dependencies
+from .kind import Kind
+from .service import ServiceKind
 
 _log = logging.getLogger(__name__)
 _MIN_SPACING_S = 0.5
@@ -57,48 +38,18 @@ _SERVING_BACKOFF_S = 10.0
 _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 
 
-@dataclass(frozen=True, slots=True)
-class Dependencies:
-    """All that the reconcilers of one operator share."""
-
-    settings: Settings
-    cluster: Cluster
-    client: httpx.AsyncClient
-    metrics: Metrics
-    store: ChildStore
-    turns: WriteTurns = field(default_factory=lambda: WriteTurns(time.monotonic))
-    exchanges: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OPEN))
-    roster: Roster = field(init=False)
-
-    def __post_init__(self) -> None:
-        ours = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
-        labels = {KIND: "", **dict.fromkeys(("Pod", *WATCHED), ours)}
-        every_s = SWEEP_RESYNCS * self.settings.resync_s
-        is_one = not self.settings.namespaces
-        roster = Roster(self.cluster, labels, every_s, is_one=is_one)
-        object.__setattr__(self, "roster", roster)
-
-
-@dataclass(slots=True)
-class _Memory:
-    """The memory of one reconciler; all of it can be lost at any time.
-
-    `pods`: as last reported, by uid. `told`: by reason, the key of the last event. `rivalry`: of
-    others who write the replicas.
-    """
-
-    runtime: Runtime | None = None
-    pods: Mapping[str, Pod] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
-    rivalry: Rivalry = Rivalry()
-
-
 class Reconciler:
     """Looks after one object until its task is cancelled."""
 
-    def __init__(self, dependencies: Dependencies, namespace: str, name: str) -> None:
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        namespace: str,
+        name: str,
+        make: Callable[[Dependencies, str, str], Kind[Any, Any, Any]] = ServiceKind,
+    ) -> None:
         self._dependencies, self._namespace, self._name = dependencies, namespace, name
-        self._key = (namespace, name)
+        self._key, self._make = (namespace, name), make
         self._forget()
         self._body: Object = {}
         self._serves = False
@@ -117,20 +68,15 @@ class Reconciler:
         if _asked(body) != _asked(before):
             self.wake()
         if body["metadata"]["uid"] != before.get("metadata", {}).get("uid"):
-            self._model.stop()
+            self._kind.stop()
             self._forget()  # another object of the same name
         self._body = {**body, "metadata": _own_metadata(body)}
 
     def _forget(self) -> None:
-        dependencies, self._memory = self._dependencies, _Memory()
-        self._model = ModelReader(dependencies.cluster, dependencies.settings)
-        self._scraper = Scraper(dependencies.client, dependencies.metrics, dependencies.exchanges)
+        dependencies = self._dependencies
+        self._kind = self._make(dependencies, *self._key)
         self._status = StatusWriter(dependencies.cluster, dependencies.turns)
-        cluster, every_s = dependencies.cluster, dependencies.settings.resync_s
-        roster, store = dependencies.roster, dependencies.store
-        self._children = Children(cluster, roster, store, self._key, every_s)
-        self._failures = Failures(cluster, self._namespace, self._children.pods_label, every_s)
-        self._keys = ApiKeys(cluster)
+        self._told: dict[str, str] = {}  # by reason, the key of the last event
 
     def wake(self) -> None:
         self._wake.set()
@@ -140,7 +86,7 @@ class Reconciler:
         try:
             await self._passes()
         finally:
-            self._model.stop()
+            self._kind.stop()
 
     async def _passes(self) -> None:
         failures = 0
@@ -182,9 +128,9 @@ class Reconciler:
     async def reconcile(self) -> float:
         """One pass; seconds until the next, infinite if the object is gone and the watch missed it.
         Raises ClusterError if the API server refuses."""
-        await self._children.list_pods()
+        await self._kind.children.list_pods()
         now, body = time.time(), self._body
-        self._serves = any(pod.serving for pod in self._pods(now))
+        self._serves = self._kind.serves(now)
         meta, previous = body["metadata"], self._status.unwritten or body.get("status") or {}
         if meta.get("deletionTimestamp"):
             return _MAX_BACKOFF_S
@@ -192,132 +138,48 @@ class Reconciler:
             return self._dependencies.settings.resync_s
         last = {**previous, "observedGeneration": meta.get("generation", 0)}
         try:
-            service = parse(body)
+            parsed = self._kind.parse(body)
         except SpecError as e:
             wanted = compose.fail(last, previous, Reason.INVALID_SPEC, str(e), now)
             await self._tell(meta, events.transitions(previous, wanted), now)
             await self._write_status(wanted)
             return self._dependencies.settings.resync_s
-        if service.unknown:
-            await self._tell(meta, [events.left_out(service.unknown, service.generation)], now)
+        if parsed.unknown:
+            await self._tell(meta, [events.left_out(parsed.unknown, parsed.generation)], now)
         try:
             if not await self._is_there():
                 return math.inf
-            observed = await self._observe(service, previous, now)
+            observed = await self._kind.observe(parsed, self.uid, previous, now)
         except ClusterError as e:
             await self._tell_refusal(last, previous, e, now)
             raise
-        planned = plan(service, observed, self._dependencies.settings, now)
-        wait_s = await self._execute(planned, previous, now)
-        self._memory.pods = planned.pods
-        # One pass per tick is enough, also while the status waits for its turn.
-        return min(planned.requeue_s, max(wait_s, self._dependencies.settings.tick_s))
-
-    async def _is_to_care(self, now: float) -> bool:
-        """True if the object is this installation's; otherwise an event reports that it is not."""
-        memory, meta, me = (
-            self._memory,
-            self._body["metadata"],
-            self._dependencies.settings.instance,
-        )
-        ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
-        owner = ownership.owner_of(meta["uid"], await self._children.find(ref))
-        if owner in ("", me):
-            return True
-        memory.runtime = None
-        await self._tell(meta, [ownership.refusal(owner, me, ref, now)], now)
-        return False
-
-    # Observe
-
-    async def _observe(self, service: InferenceService, previous: Object, now: float) -> Observed:
-        memory, children, pods = self._memory, self._children, self._pods(now)
-        serves = any(pod.serving for pod in pods)
-        is_served = partial(children.are_of_model, service) if serves else None
-        found = await self._model.look(service, is_served, time.monotonic())
-        fit = judge(service.spec, found)
-        live = await children.look(service, fits=fit.status != "False")
-        held = live.get("ConfigMap")
-        if held and is_ours(service, held):
-            self._take(held)
-        wanted = memory.runtime.replicas if memory.runtime else None
-        memory.rivalry = rival.after(
-            memory.rivalry, live.get("Deployment"), wanted, service.generation, now
-        )
-        return Observed(
-            live=live,
-            pods=pods,
-            scrapes=await self._scrape(service, pods, now),
-            fit=fit,
-            token=children.token,
-            previous=previous,
-            runtime=memory.runtime,
-            accepted=dict(children.accepted),
-            deleted=self._dependencies.store.lost(self._key, self.uid),
-            unsaved_s=time.monotonic() - children.saved_s,
-            failed=await self._failures.newest(
-                pods, self._dependencies.store.num_gone(self._key), now
-            ),
-            keys_problem=await self._keys.problem(service, time.monotonic(), children.every_s),
-            former=memory.pods,
-            rival=memory.rivalry.writer,
-        )
-
-    def _take(self, held: Object) -> None:
-        """Continue from the stored state if this process has none, or another one has written: two
-        would undo each other's writes. A person's edit keeps our hash, and is undone."""
-        memory = self._memory
-        if memory.runtime is not None and manifest_hash(held) == self._children.saved:
-            return
-        stored = runtime.parse(held.get("data") or {})
-        if memory.runtime is None or (stored and stored.epoch >= memory.runtime.epoch):
-            # It is unknown if other replicas were wanted all the while since.
-            memory.runtime = stored and replace(stored, past=wanting_none(stored.past))
-
-    async def _is_there(self) -> bool:
-        """True unless the object itself is found to be gone; checked as often as its children."""
-        await self._children.sweep()
-        there = await self._dependencies.roster.listed(KIND, self._namespace, time.monotonic())
-        return not there.lacks(self._body)
-
-    def _pods(self, now: float) -> tuple[Pod, ...]:
-        pods = (pod_of(body, now) for body in self._dependencies.store.pods(self._key))
-        return tuple(sorted(pods, key=lambda pod: pod.name))
-
-    async def _scrape(
-        self, service: InferenceService, pods: tuple[Pod, ...], now: float
-    ) -> Mapping[str, Scrape]:
-        if not self._children.token:  # nothing of ours is there yet
-            return {}
-        known = self._scraper.knows
-        asked = (p for p in pods if p.serving or p.unready_s or known(p.uid))
-        targets = tuple(_target(pod) for pod in asked if pod.ip)
-        keep_s = service.spec.slo.window_s
-        return await self._scraper.scrape(targets, self._children.token, now, keep_s)
-
-    # Execute
-
-    async def _execute(self, planned: Plan, previous: Object, now: float) -> float:
-        """Seconds until the status may be written, if that waits for its turn."""
-        meta, unread = self._body["metadata"], self._children.unread
-        wanted = [m for m in planned.apply if m["kind"] not in unread]  # it may be somebody else's
+        planned = self._kind.plan(parsed, observed, now)
         try:
-            # A refused child must not hold up the decision from the serving pods.
-            same = await self._children.apply([m for m in wanted if m["kind"] == "ConfigMap"])
-            self._memory.runtime = planned.runtime
-            for notice in planned.decided:
-                self._dependencies.metrics.decisions.labels(notice.reason).inc()
-            await self._send(planned)
-            await self._tell(meta, planned.decided, now)
-            same |= await self._children.apply([m for m in wanted if m["kind"] != "ConfigMap"])
-            for refused in unread.values():
-                raise refused
+            await self._kind.execute(planned, partial(self._tell, meta, now=now))
         except ClusterError as e:
             await self._tell_refusal(planned.status, previous, e, now)
             raise
-        restored = [notice for kind, notice in planned.restored.items() if kind not in same]
-        await self._tell(meta, [*restored, *planned.noticed], now)
-        return await self._write_status(planned.status)
+        wait_s = await self._write_status(planned.status)
+        # One pass per tick is enough, also while the status waits for its turn.
+        requeue_s: float = planned.requeue_s
+        return min(requeue_s, max(wait_s, self._dependencies.settings.tick_s))
+
+    async def _is_to_care(self, now: float) -> bool:
+        """True if the object is this installation's; otherwise an event reports that it is not."""
+        meta, me = self._body["metadata"], self._dependencies.settings.instance
+        ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
+        owner = ownership.owner_of(meta["uid"], await self._kind.children.find(ref))
+        if owner in ("", me):
+            return True
+        self._kind.disown()
+        await self._tell(meta, [ownership.refusal(owner, me, ref, now)], now)
+        return False
+
+    async def _is_there(self) -> bool:
+        """True unless the object itself is found to be gone; checked as often as its children."""
+        await self._kind.children.sweep()
+        there = await self._dependencies.roster.listed(KIND, self._namespace, time.monotonic())
+        return not there.lacks(self._body)
 
     async def _tell_refusal(
         self, known: dict[str, Any], previous: Object, refused: ClusterError, now: float
@@ -329,29 +191,11 @@ class Reconciler:
             await self._tell(self._body["metadata"], events.transitions(previous, failed), now)
             await self._write_status(failed)
 
-    async def _send(self, planned: Plan) -> None:
-        """A pod that cannot be reached gets its configuration again in the next pass."""
-        answers = await asyncio.gather(
-            *(
-                self._scraper.patch(_target(item.pod), self._children.token, item.patch)
-                for item in planned.patches
-            ),
-            return_exceptions=True,
-        )
-        for item, answer in zip(planned.patches, answers, strict=True):
-            if isinstance(answer, ScrapeError):
-                self._dependencies.metrics.scrape_failures.labels(answer.reason).inc()
-                _log.warning(
-                    "%s/%s: pod %s: %s", self._namespace, self._name, item.pod.name, answer
-                )
-            elif isinstance(answer, BaseException):
-                raise answer
-
     async def _tell(self, meta: Object, notices: Iterable[Notice], now: float) -> None:
         for notice in notices:
-            if self._memory.told.get(notice.reason) == notice.key:
+            if self._told.get(notice.reason) == notice.key:
                 continue
-            self._memory.told[notice.reason] = notice.key
+            self._told[notice.reason] = notice.key
             _log.info("%s/%s: %s: %s", self._namespace, self._name, notice.reason, notice.message)
             try:
                 await self._dependencies.cluster.create_once(events.manifest(meta, notice, now))
@@ -374,7 +218,3 @@ def _asked(body: Object) -> tuple[Any, ...]:
     """The parts of an object that a person writes, without the bookkeeping of other writes."""
     meta = body.get("metadata", {})
     return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
-
-
-def _target(pod: Pod) -> ScrapeTarget:
-    return ScrapeTarget(pod.uid, pod.ip)

@@ -11,8 +11,9 @@ import kopf
 import pytest
 from sluice_operator.children.runtime import OWNER_ANNOTATION
 from sluice_operator.cluster.client import LIVE_PODS
+from sluice_operator.loop.dependencies import Dependencies
 from sluice_operator.loop.handlers import Operator, configure, create_registry
-from sluice_operator.loop.reconcile import Dependencies, Reconciler
+from sluice_operator.loop.reconcile import Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.pods.scrape import create_client
 from unit.operator.loop.test_reconciler import Children, Store, body

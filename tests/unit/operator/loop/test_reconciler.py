@@ -20,8 +20,9 @@ from sluice_core.errors import timestamp
 from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Cluster, ClusterError, Listed, Ref
-from sluice_operator.loop import children, reconcile
-from sluice_operator.loop.reconcile import Dependencies, Reconciler
+from sluice_operator.loop import children, reconcile, service
+from sluice_operator.loop.dependencies import Dependencies
+from sluice_operator.loop.reconcile import Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
 from sluice_operator.model.checkpoint import Unread
@@ -181,7 +182,7 @@ def store() -> Store:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (children, reconcile):
+    for module in (children, reconcile, service):
         monkeypatch.setattr(module, "time", made)
     return made
 

@@ -13,8 +13,9 @@ from sluice_operator.children import manifests, runtime
 from sluice_operator.cluster.child_store import ChildStore
 from sluice_operator.cluster.client import Listed, Ref
 from sluice_operator.loop import children, reconcile
+from sluice_operator.loop.dependencies import Dependencies
 from sluice_operator.loop.ownership import owner_of
-from sluice_operator.loop.reconcile import Dependencies, Reconciler
+from sluice_operator.loop.reconcile import Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.model import reader
 from sluice_operator.model.checkpoint import Refused

@@ -12,7 +12,8 @@ import httpx
 import pytest
 from sluice_core.contract import FirstTokens, encode
 from sluice_operator.children.runtime import Runtime
-from sluice_operator.loop.reconcile import Dependencies, Reconciler
+from sluice_operator.loop.dependencies import Dependencies
+from sluice_operator.loop.reconcile import Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.plan.plan import plan
 from sluice_operator.status.schema import STATUS as STATUS_SCHEMA
