@@ -159,14 +159,18 @@ async def _serve(
         return 0 if told.is_set() else door.returncode or 0
     finally:
         for process in running:
-            if process.returncode is None:
-                process.terminate()
-            try:
-                limit_s = None if process is running[0] else LEAVES_S
-                await asyncio.wait_for(process.wait(), limit_s)
-            except TimeoutError:
-                _kill(process)
-                await process.wait()
+            await _end(process, None if process is running[0] else LEAVES_S)
+
+
+async def _end(process: Process, limit_s: float | None) -> None:
+    """Ask it to end, and end it after `limit_s`."""
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), limit_s)
+    except TimeoutError:
+        _kill(process)
+        await process.wait()
 
 
 async def _spawn(words: list[str], environ: Mapping[str, str] | None) -> Process:

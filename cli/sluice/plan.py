@@ -56,15 +56,17 @@ def main(args: argparse.Namespace) -> int:
         saved = sizing.bytes_saved(found.shape, found.dtype, args.quantization)
         plan = sizing.plan_memory(
             found.shape,
-            total_bytes=args.memory,
-            utilization=args.gpu_memory_utilization,
-            weights_bytes=found.weights_bytes - saved,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_model_len=args.max_model_len or found.shape.default_len,
-            block_size=args.block_size or sizing.DEFAULT_BLOCK_SIZE[args.device],
-            dtype_bytes=dtype_bytes,
-            max_num_seqs=args.max_num_seqs,
-            device=args.device,
+            sizing.MemoryRequest(
+                total_bytes=args.memory,
+                utilization=args.gpu_memory_utilization,
+                weights_bytes=found.weights_bytes - saved,
+                max_num_batched_tokens=args.max_num_batched_tokens,
+                max_model_len=args.max_model_len or found.shape.default_len,
+                block_size=args.block_size or sizing.DEFAULT_BLOCK_SIZE[args.device],
+                dtype_bytes=dtype_bytes,
+                max_num_seqs=args.max_num_seqs,
+                device=args.device,
+            ),
         )
     except (CheckpointError, sizing.SizingError) as e:
         print(f"sluice plan: {e}", file=sys.stderr)

@@ -60,10 +60,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     return Settings(**{**given, **listed})
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "sluice-operator", description=_DESCRIPTION, argument_default=argparse.SUPPRESS
-    )
+def _add_images(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--worker-image", required=True, help="worker image for objects that name none")
     add("--gate-image", help="image with sluice-gate, this one's own: for pods of other engines")
@@ -76,13 +73,21 @@ def _parser() -> argparse.ArgumentParser:
         help="default image of an engine, such as VLLM=vllm/vllm-openai:v0.32.0 (may be repeated)",
     )
     add(
-        "--instance",
-        help="name of this installation; of two that watch an object, one cares for it",
-    )
-    add(
         "--image-pull-policy",
         choices=("Always", "IfNotPresent", "Never"),
         help="of the worker's container",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "sluice-operator", description=_DESCRIPTION, argument_default=argparse.SUPPRESS
+    )
+    add = parser.add_argument
+    _add_images(parser)
+    add(
+        "--instance",
+        help="name of this installation; of two that watch an object, one cares for it",
     )
     _add_hub(parser)
     add(

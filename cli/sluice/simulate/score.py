@@ -14,6 +14,20 @@ from .pod import Outcome
 from .world import World
 
 
+def _first_tokens(world: World, jobs: list[Outcome]) -> dict[str, Any]:
+    """Of admitted requests: those that still wait count with their age."""
+    arrivals, target_ms = len(world.trace), world.targets.ttft_ms
+    first_s = [(job.first_s if job.first_s < inf else world.now, job.t_s) for job in jobs]
+    ttft_ms = [1e3 * (first - arrived) for first, arrived in first_s]
+    late = sum(ms > (target_ms or inf) for ms in ttft_ms) + arrivals - len(ttft_ms)
+    return {
+        "p50_ttft_ms": quantile(ttft_ms, 0.5),
+        "p99_ttft_ms": quantile(ttft_ms, 0.99),
+        "longest_ttft_ms": max(ttft_ms, default=None),
+        "ttft_over_share": late / arrivals if target_ms else None,
+    }
+
+
 def score(world: World) -> dict[str, Any]:
     """Shares are of all arrivals; a request that was refused or never ended counts as missed.
 
@@ -26,12 +40,8 @@ def score(world: World) -> dict[str, Any]:
     done, waiting = _outcomes(world)
     arrivals, tokens = len(world.trace), sum(job.num_tokens for job in done)
     whole = _whole(done, targets)
-    limit_ms = targets.ttft_ms or inf
     good, smooth = shares(world)
     last_s = max((job.last_s for job in done), default=world.now)
-    first_s = [(job.first_s if job.first_s < inf else world.now, job.t_s) for job in done + waiting]
-    ttft_ms = [1e3 * (first - arrived) for first, arrived in first_s]
-    late = sum(ms > limit_ms for ms in ttft_ms) + arrivals - len(ttft_ms)
     return {
         "requests": arrivals,
         "finished": len(done),
@@ -43,11 +53,8 @@ def score(world: World) -> dict[str, Any]:
         "gpu_seconds_per_1k_tokens": 1000 * world.pod_seconds / tokens if tokens else None,
         "cap_changes": len(world.cap_changes),
         "replica_changes": len(world.replica_changes),
-        "p50_ttft_ms": quantile(ttft_ms, 0.5),
-        "p99_ttft_ms": quantile(ttft_ms, 0.99),
-        "longest_ttft_ms": max(ttft_ms, default=None),
+        **_first_tokens(world, done + waiting),
         "p99_itl_ms": sketch.quantile_ms(totals.sketch, 0.99),
-        "ttft_over_share": late / arrivals if targets.ttft_ms else None,
         "itl_over_share": totals.num_gaps_over / totals.num_gaps if totals.num_gaps else None,
         "e2e_over_share": 1 - len(whole) / arrivals if targets.e2e_ms else None,
         "tokens": tokens,

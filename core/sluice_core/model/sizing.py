@@ -232,67 +232,92 @@ def most_sequences(max_num_seqs: int | None, max_num_batched_tokens: int) -> int
     return min(max_num_seqs or MAX_CEILING, max_num_batched_tokens)
 
 
-def plan_memory(
-    shape: ModelShape,
-    *,
-    total_bytes: int,
-    utilization: float,
-    weights_bytes: int,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    block_size: int,
-    dtype_bytes: int,
-    max_num_seqs: int | None,
-    device: Literal["cpu", "cuda"],
-    gathers: bool | None = None,
-    measured_activation_bytes: int = 0,
-    in_a_row: bool = False,
-    num_blocks: int | None = None,
-) -> MemoryPlan:
-    """The plan. A model that does not fit is a plan with `fits` False, not an error.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRequest:
+    """What a plan is asked for.
 
     `gathers`: attention gathers pages and writes masks out, as plain torch does. None until a
     worker has chosen its kernels: assumed on a CPU, not on a GPU, as Triton's do not gather.
     `measured_activation_bytes`: used if larger than the formula's. `in_a_row`: the kernels run
     layers in one scratch. `num_blocks`: a number that the user fixed.
+    """
+
+    total_bytes: int
+    utilization: float
+    weights_bytes: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    dtype_bytes: int
+    max_num_seqs: int | None
+    device: Literal["cpu", "cuda"]
+    gathers: bool | None = None
+    measured_activation_bytes: int = 0
+    in_a_row: bool = False
+    num_blocks: int | None = None
+
+    @property
+    def num_seqs(self) -> int:
+        """The most sequences that are asked for."""
+        return most_sequences(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes that are left to the rest of the machine."""
+        return CPU_RESERVE_BYTES if self.device == "cpu" else 0
+
+
+def plan_memory(shape: ModelShape, asked: MemoryRequest) -> MemoryPlan:
+    """Plan the memory. A model that does not fit is a plan with `fits` False, not an error.
+
     Raises SizingError if no memory could help: impossible numbers, or max_model_len over the
     model's own.
     """
-    _check_request(shape, utilization, max_num_batched_tokens, max_model_len, block_size)
-    budget = max_num_batched_tokens
-    asked = most_sequences(max_num_seqs, budget)
-    formula = activation_bytes(shape, budget, asked, dtype_bytes, in_a_row=in_a_row)
-    activations = max(formula, measured_activation_bytes)
-    reserve = CPU_RESERVE_BYTES if device == "cpu" else 0
-    per_token = kv_bytes_per_token(shape, dtype_bytes)
-    workspace = WORKSPACE_BYTES[device]
-    if device == "cpu" if gathers is None else gathers:
-        workspace += _attention_bytes(shape, budget, max_model_len, dtype_bytes, per_token)
-    elif device == "cuda":
-        workspace += asked * shape.num_heads * FULL_BATCH_SPLITS * (shape.head_dim + 2) * 4
-    left = int(utilization * total_bytes) - weights_bytes - activations - workspace - reserve
+    _check_request(shape, asked)
+    activations = _activation_bytes(shape, asked)
+    per_token = kv_bytes_per_token(shape, asked.dtype_bytes)
+    workspace = _workspace_bytes(shape, asked, per_token)
+    left = int(asked.utilization * asked.total_bytes) - asked.weights_bytes
+    left -= activations + workspace + asked.reserve_bytes
+    num_blocks, length = asked.num_blocks, asked.max_model_len
     if num_blocks is None:
-        num_blocks = max(left // (per_token * block_size), 0)
-    guaranteed = num_blocks // blocks_for(max_model_len, block_size)
-    carried = max(guaranteed, _usual_sequences(num_blocks, block_size, max_model_len))
+        num_blocks = max(left // (per_token * asked.block_size), 0)
+    guaranteed = num_blocks // blocks_for(length, asked.block_size)
+    carried = max(guaranteed, _usual_sequences(num_blocks, asked.block_size, length))
     # A number of blocks that a person fixed takes what it takes.
-    fits = guaranteed >= 1 and num_blocks * block_size * per_token <= left
+    fits = guaranteed >= 1 and num_blocks * asked.block_size * per_token <= left
     return _bounded(
         MemoryPlan(
-            total_bytes=total_bytes,
-            utilization=utilization,
-            weights_bytes=weights_bytes,
+            total_bytes=asked.total_bytes,
+            utilization=asked.utilization,
+            weights_bytes=asked.weights_bytes,
             activation_bytes=activations,
             workspace_bytes=workspace,
-            reserve_bytes=reserve,
+            reserve_bytes=asked.reserve_bytes,
             kv_bytes_per_token=per_token,
-            block_size=block_size,
+            block_size=asked.block_size,
             num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            ceiling=min(carried, asked) if fits else 0,
-            device=device,
+            max_model_len=length,
+            ceiling=min(carried, asked.num_seqs) if fits else 0,
+            device=asked.device,
         )
     )
+
+
+def _activation_bytes(shape: ModelShape, asked: MemoryRequest) -> int:
+    sizes = asked.max_num_batched_tokens, asked.num_seqs, asked.dtype_bytes
+    formula = activation_bytes(shape, *sizes, in_a_row=asked.in_a_row)
+    return max(formula, asked.measured_activation_bytes)
+
+
+def _workspace_bytes(shape: ModelShape, asked: MemoryRequest, per_token: int) -> int:
+    workspace = WORKSPACE_BYTES[asked.device]
+    if asked.device == "cpu" if asked.gathers is None else asked.gathers:
+        return workspace + _attention_bytes(shape, asked, per_token)
+    if asked.device == "cuda":
+        splits = FULL_BATCH_SPLITS * (shape.head_dim + 2) * 4
+        workspace += asked.num_seqs * shape.num_heads * splits
+    return workspace
 
 
 def _bounded(plan: MemoryPlan) -> MemoryPlan:
@@ -312,27 +337,24 @@ def host_memory_bytes(shape: ModelShape, dtype_bytes: int) -> int:
     return math.ceil((HOST_BYTES + widest * shape.hidden_size * dtype_bytes) / GIB) * GIB
 
 
-def _check_request(
-    shape: ModelShape, utilization: float, budget: int, max_model_len: int, block_size: int
-) -> None:
-    if not 0 < utilization <= 1:
-        raise SizingError(f"memory utilization {utilization} is not over 0 and at most 1.")
-    if block_size < 1 or budget < 1:
+def _check_request(shape: ModelShape, asked: MemoryRequest) -> None:
+    if not 0 < asked.utilization <= 1:
+        raise SizingError(f"memory utilization {asked.utilization} is not over 0 and at most 1.")
+    if asked.block_size < 1 or asked.max_num_batched_tokens < 1:
         raise SizingError("block_size and max_num_batched_tokens must be at least 1.")
-    if not 1 <= max_model_len <= shape.max_position:
+    if not 1 <= asked.max_model_len <= shape.max_position:
         raise SizingError(
-            f"max_model_len {max_model_len} is not between 1 and the model's "
+            f"max_model_len {asked.max_model_len} is not between 1 and the model's "
             f"max_position_embeddings {shape.max_position} (its scaling counted)."
         )
 
 
-def _attention_bytes(
-    shape: ModelShape, budget: int, max_model_len: int, dtype_bytes: int, bytes_per_token: int
-) -> int:
+def _attention_bytes(shape: ModelShape, asked: MemoryRequest, bytes_per_token: int) -> int:
     """Scratch of one layer's attention: gathered pages, and masks of a chunk over its past."""
-    chunk = min(budget, max_model_len)
-    longest = max_model_len * (bytes_per_token // shape.num_layers)
-    masks = len(shape.windows) * chunk * max_model_len * dtype_bytes
+    length = asked.max_model_len
+    chunk = min(asked.max_num_batched_tokens, length)
+    longest = length * (bytes_per_token // shape.num_layers)
+    masks = len(shape.windows) * chunk * length * asked.dtype_bytes
     scores = 2 * MAX_SCORES_BYTES if shape.attention_softcap else 0
     return max(MAX_GATHER_BYTES, longest) + masks + scores
 

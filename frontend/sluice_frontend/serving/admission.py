@@ -234,15 +234,7 @@ class Admission:
         recorder, live = runtime.recorder, runtime.live
         num_new, age_ms = work.num_sequences, 1e3 * (now_s - arrival_s)
         forecast = forecast_for(
-            recorder,
-            live,
-            runtime.backend.num_open,
-            priority=work.priority,
-            ttft_ms=work.deadlines.ttft_ms,
-            prompts=work.prompts,
-            arrival_s=arrival_s,
-            now_s=now_s,
-            client=work.client,
+            recorder, live, runtime.backend.num_open, work, arrival_s=arrival_s, now_s=now_s
         )
         prefill_ms = recorder.engine.prefill_ms(max(work.prompts), now_s)
         problem = unreachable(

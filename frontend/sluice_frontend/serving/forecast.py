@@ -9,12 +9,13 @@ for those served before it, and late ones let it pass. Other clients have shares
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
 
 from sluice_core.contract import StepModel
 from sluice_core.ordering import Pace, Terms, before
+from sluice_core.work import Work
 
 from ..evidence.recorder import Recorder
 from ..evidence.requests import RequestTimer
@@ -108,20 +109,17 @@ def forecast_for(
     recorder: Recorder,
     live: RuntimeLimits,
     num_open: int,
+    work: Work,
     *,
-    client: str,
-    priority: int,
-    ttft_ms: float | None,
-    prompts: Iterable[int],
     arrival_s: float,
     now_s: float,
 ) -> Forecast:
-    """The forecast for the longest of `prompts` (tokens), which come together.
-
-    Clients take turns: of each other one, no more go first than of its own, and those with a place.
-    """
+    """Make the forecast for the longest prompt of `work`; its prompts come together. Clients take
+    turns: of each other one, no more go first than of its own, and those with a place."""
+    client = work.client
     own = [timer for timer in recorder.requests.pending.values() if timer.client == client]
-    num_others, longest = len(recorder.requests.pending) - len(own), nlargest(MOST_PROMPTS, prompts)
+    num_others = len(recorder.requests.pending) - len(own)
+    longest = nlargest(MOST_PROMPTS, work.prompts)
     forecast, engine = forecast_of(recorder, live, num_open), recorder.engine
     limits = live.for_engine()
     if limits.policy == "fcfs" or live.overload == "Shed":
@@ -133,22 +131,19 @@ def forecast_for(
         due_s = limits.due_s(arrived_s, ttft_ms)
         return Terms(priority, due_s, arrived_s, engine.uncached(tokens))
 
-    pending = [
+    ttft_ms = work.deadlines.ttft_ms
+    newcomer, *rest = (terms(work.priority, ttft_ms, arrival_s, num) for num in longest)
+    pending = rest + [
         terms(f.priority, f.ttft_ms, f.arrival_s, 0 if f.is_another else f.num_prompt_tokens)
         for f in own
     ]
-    newcomer, *rest = (terms(priority, ttft_ms, arrival_s, num) for num in longest)
-    pending += rest
     alone = replace(forecast, num_open=num_open - num_others)
     found = alone.behind(newcomer, pending, now_s, engine.price_s)
     first = _others_first(recorder, client, len(pending) - found.num_behind + 1)
     num_tokens = sum(engine.uncached(f.num_prompt_tokens) for f in first if not f.is_another)
-    return replace(
-        found,
-        num_open=num_open,
-        num_behind=found.num_behind + num_others - len(first),
-        ahead_s=found.ahead_s + engine.price_s * num_tokens,
-    )
+    num_behind = found.num_behind + num_others - len(first)
+    ahead_s = found.ahead_s + engine.price_s * num_tokens
+    return replace(found, num_open=num_open, num_behind=num_behind, ahead_s=ahead_s)
 
 
 def _others_first(recorder: Recorder, client: str, num_turns: int) -> list[RequestTimer]:

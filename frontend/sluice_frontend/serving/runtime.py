@@ -12,6 +12,7 @@ from msgspec import structs
 from sluice_core.contract import Evidence, RuntimeConfig, RuntimePatch, Waiting
 from sluice_core.errors import DeadlineUnreachable, Draining, NotReady, Shed
 from sluice_core.port import EngineFacts, EngineLoad, EngineStep
+from sluice_core.work import Deadlines, Work
 
 from ..config import ServerConfig
 from ..evidence.health import Verdict
@@ -197,16 +198,14 @@ class Runtime:
         if not hopeless:
             return
         first = hopeless[0]
-        forecast = forecast_for(
-            self.recorder,
-            self.live,
-            self.backend.num_open,
-            client=first.client,
+        again = Work(
+            (first.num_prompt_tokens,),
+            deadlines=Deadlines(first.ttft_ms),
             priority=first.priority,
-            ttft_ms=first.ttft_ms,
-            prompts=[first.num_prompt_tokens],
-            arrival_s=now_s,
-            now_s=now_s,
+            client=first.client,
+        )
+        forecast = forecast_for(
+            self.recorder, self.live, self.backend.num_open, again, arrival_s=now_s, now_s=now_s
         )
         is_moving = self.engine_liveness.progress(now_s, self.config.liveness_timeout).ok
         end = self.backend.drop if is_moving else self.backend.fail

@@ -24,9 +24,8 @@ def attend(
 ):  # fmt: skip
     """Add the slots [begin, end) to (acc [rows, dims], total [rows], peak [rows]).
 
-    query [rows, dims]; places [rows]: the last slot that a row sees. `pages` points to the layer's
-    cache, `table` to the sequence's blocks. `scale` includes log2(e), but not with SOFTCAP.
-    IS_EDGE: some slot of [begin, end) is hidden from some row, or behind the end.
+    query [rows, dims]; places [rows]: the last slot of a row. pages: the layer's cache; table: the
+    sequence's blocks. scale includes log2(e), but not with SOFTCAP. IS_EDGE: some slot is hidden.
     """
     dims = tl.arange(0, query.shape[1])
     for at in range(begin, end, BLOCK):

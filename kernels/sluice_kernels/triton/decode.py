@@ -108,6 +108,20 @@ def choose_splits(num_seqs: int, num_kv_heads: int, num_processors: int) -> Spli
     return Splits(max(wanted, MIN_SPLITS), max(USUAL_BLOCKS // wanted, 1))
 
 
+def _by_reference(
+    query: Tensor,
+    lengths: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    out: Tensor,
+    rest: tuple[float, int | None, float | None],
+) -> Tensor:
+    for row, length in enumerate(lengths.tolist()):
+        given = (cache, tables[row], length - 1, *rest)
+        out[row] = reference(query[row : row + 1], *given).flatten() if length else 0.0
+    return out
+
+
 def decode(
     query: Tensor,
     lengths: Tensor,
@@ -133,10 +147,7 @@ def decode(
         out = query.new_empty(num_seqs, num_heads * dim)
     require(out.is_contiguous(), "decode: rows of the output must be contiguous.")
     if not runs_kernel(query):
-        for row, length in enumerate(lengths.tolist()):
-            given = (cache, tables[row], length - 1, scale, window, softcap)
-            out[row] = reference(query[row : row + 1], *given).flatten() if length else 0.0
-        return out
+        return _by_reference(query, lengths, cache, tables, out, (scale, window, softcap))
     kept = num_seqs * num_heads * splits.num
     parts = query.new_empty(kept, dim, dtype=torch.float32)
     sums = query.new_empty(kept, 2, dtype=torch.float32)

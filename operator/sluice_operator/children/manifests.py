@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from sluice_core.bounded import count
 from sluice_core.model.sizing import HOST_BYTES, MAX_CEILING
@@ -148,6 +149,35 @@ def disruption_budget(service: InferenceService, unplaced: int = 0) -> Manifest:
     return _child(service, "policy/v1", "PodDisruptionBudget", service.name, {"spec": spec})
 
 
+class _Asked(NamedTuple):
+    """What the pods are of. `inputs`: a hash of all that makes their template; `sizes`: the cap and
+    the memory that the object asks for."""
+
+    inputs: str
+    sizes: str
+    model: str
+
+    @classmethod
+    def of(cls, service: InferenceService, settings: Settings, live: Object | None) -> "_Asked":
+        """Those of `live`, where it says; else of the object."""
+        spec = service.spec
+        sizes = f"{spec.batching.max_num_seqs or _AUTO}/{spec.hardware.memory_bytes}"
+        return cls(
+            annotation(live, TEMPLATE_INPUTS_ANNOTATION) or digest(pod.inputs(service, settings)),
+            annotation(live, ASKED_ANNOTATION) or sizes,
+            annotation(live, MODEL_ANNOTATION) or model_of(service),
+        )
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Those that the next operator compares."""
+        return {
+            TEMPLATE_INPUTS_ANNOTATION: self.inputs,
+            ASKED_ANNOTATION: self.sizes,
+            MODEL_ANNOTATION: self.model,
+        }
+
+
 def deployment(
     service: InferenceService,
     settings: Settings,
@@ -162,39 +192,39 @@ def deployment(
     is_pending: bool = False,
     unplaced: int = 0,
 ) -> Manifest:
-    """The Deployment. A template made from the same inputs stays as `live` has it.
+    """Make the Deployment. A template of the same inputs stays as `live` has it: an operator that
+    renders others restarts no pod until its object changes.
 
-    So an operator that renders templates differently restarts no pod until its object changes.
-    `loading_bytes`: host memory for a pod with a GPU whose object does not say. `disk_bytes`: the
-    node's disk for a hub's model without a claim, 0 if not known; it restarts no pod.
-    `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods with a higher ceiling stay,
-    as the cap is lowered live. A higher ceiling takes new pods, and only if it was asked for. An
-    operator that finds room for more in the same memory restarts none.
-    `is_unread`: the model cannot be read now (its hub is away), which is no reason to restart.
-    `is_pending`: another model is asked for and is not known yet, or does not fit. Until it does,
-    `live` stays, whatever was asked for since.
-    `commit`: the commit of a hub model's revision, so that all replicas run the same; `live`'s
-    commit if the hub cannot be asked now.
-    `unplaced`: the number of `replicas` that no node takes.
-    """
-    inputs = digest(pod.inputs(service, settings))
-    started = annotation(live, CEILING_ANNOTATION)
-    asked = f"{service.spec.batching.max_num_seqs or _AUTO}/{service.spec.hardware.memory_bytes}"
-    model = model_of(service)
-    if is_pending:
-        model = annotation(live, MODEL_ANNOTATION) or model
-        inputs = annotation(live, TEMPLATE_INPUTS_ANNOTATION) or inputs
-        asked = annotation(live, ASKED_ANNOTATION) or asked
-    is_as_asked = annotation(live, ASKED_ANNOTATION) == asked
-    kept = _kept_template(live, inputs) if is_as_asked or _suffices(started, ceiling) else None
-    if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == model):
+    `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods with a higher one stay, as
+    the cap is lowered live. A higher one takes new pods, and only if it was asked for.
+    `is_unread`: the model cannot be read now, which is no reason to restart. `is_pending`: another
+    model is not known yet, or does not fit: `live` stays until it does. `commit`: of a hub model's
+    revision, so that all replicas run the same. `unplaced`: replicas that no node takes. The bytes
+    are as in `pod.held`."""
+    asked = _Asked.of(service, settings, live if is_pending else None)
+    started, sizes = annotation(live, CEILING_ANNOTATION), annotation(live, ASKED_ANNOTATION)
+    may_stay = sizes == asked.sizes or _suffices(started, ceiling)
+    kept = _kept_template(live, asked.inputs) if may_stay else None
+    if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == asked.model):
         commit = pinned_commit(live)
     held = pod.held(service, loading_bytes, disk_bytes)
     template = kept or {
         "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
         "spec": pod.pod_spec(service, settings, ceiling, commit, held),
     }
-    spec = {
+    annotations = asked.annotations | {
+        CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
+        COMMIT_ANNOTATION: commit,
+        TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
+    }
+    body = {"spec": _deployment_spec(service, replicas, unplaced, template)}
+    return _child(service, "apps/v1", "Deployment", service.name, body, annotations)
+
+
+def _deployment_spec(
+    service: InferenceService, replicas: int, unplaced: int, template: Manifest
+) -> Manifest:
+    return {
         "replicas": replicas,
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": _progress_seconds(template),
@@ -202,15 +232,6 @@ def deployment(
         "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(service, unplaced)},
         "template": template,
     }
-    annotations = {
-        TEMPLATE_INPUTS_ANNOTATION: inputs,
-        CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
-        ASKED_ANNOTATION: asked,
-        MODEL_ANNOTATION: model,
-        COMMIT_ANNOTATION: commit,
-        TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
-    }
-    return _child(service, "apps/v1", "Deployment", service.name, {"spec": spec}, annotations)
 
 
 def _progress_seconds(template: Manifest) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import to_builtins
 from sluice_core.engines import FOREIGN
-from sluice_core.engines.engine import ADMIN_KEY, LOOPBACK, PORT, Inside, Start, flags
+from sluice_core.engines.engine import ADMIN_KEY, LOOPBACK, PORT, Inside, Invocation, Start, flags
 from sluice_core.engines.vllm import PACKAGES
 
 from ..settings import Settings
@@ -280,23 +280,7 @@ def _engine(
     the gate: a restart of the gate would not help. The gate answers 200 while the engine starts,
     however long that takes. Five failures leave a gate that ends the time to be started again."""
     spec, model = service.spec, service.spec.model
-    engine = FOREIGN[spec.engine.name]
-    start = Start(
-        model=model.repo or _model_directory(model),
-        name=model.name,
-        capacity=capacity,
-        is_hub=model.repo is not None,
-        revision=commit or model.revision,
-        cache=_CACHE_MOUNT,
-        budget=spec.batching.max_num_batched_tokens,
-        max_model_len=model.max_model_len or engine.slot_tokens,
-        dtype=model.dtype,
-        utilization=spec.batching.memory_utilization,
-        prefix_caching=spec.batching.prefix_caching,
-        accelerator=spec.hardware.accelerator,
-        inside=Inside(PACKAGES_DIR, SOCKET) if _has_scheduler(service) else None,
-    )
-    run = engine.invoke(start)
+    run = _invocation(service, capacity, commit)
     command = run.command or spec.engine.command
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
@@ -323,6 +307,27 @@ def _engine(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(service, settings, "engine"),
     }
+
+
+def _invocation(service: InferenceService, capacity: int, commit: str) -> Invocation:
+    spec, model = service.spec, service.spec.model
+    engine = FOREIGN[spec.engine.name]
+    start = Start(
+        model=model.repo or _model_directory(model),
+        name=model.name,
+        capacity=capacity,
+        is_hub=model.repo is not None,
+        revision=commit or model.revision,
+        cache=_CACHE_MOUNT,
+        budget=spec.batching.max_num_batched_tokens,
+        max_model_len=model.max_model_len or engine.slot_tokens,
+        dtype=model.dtype,
+        utilization=spec.batching.memory_utilization,
+        prefix_caching=spec.batching.prefix_caching,
+        accelerator=spec.hardware.accelerator,
+        inside=Inside(PACKAGES_DIR, SOCKET) if _has_scheduler(service) else None,
+    )
+    return engine.invoke(start)
 
 
 def _admin_key(service: InferenceService) -> list[Manifest]:

@@ -11,6 +11,7 @@ from sluice_core.model.sizing import (
     DTYPE_BYTES,
     HOST_BYTES,
     MemoryPlan,
+    MemoryRequest,
     SizingError,
     advice,
     bytes_saved,
@@ -132,16 +133,18 @@ def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
     saved = bytes_saved(found.shape, found.dtype, quantization)
     return plan_memory(
         found.shape,
-        total_bytes=spec.hardware.memory_bytes,
-        utilization=spec.batching.memory_utilization,
-        weights_bytes=found.weights_bytes - saved,
-        max_num_batched_tokens=_budget(spec),
-        max_model_len=spec.model.max_model_len or found.shape.default_len,
-        block_size=_number(spec, "block-size") or DEFAULT_BLOCK_SIZE[device],
-        dtype_bytes=DTYPE_BYTES[found.dtype],
-        max_num_seqs=spec.batching.max_num_seqs,
-        device=device,
-        num_blocks=_number(spec, "num-gpu-blocks-override"),
+        MemoryRequest(
+            total_bytes=spec.hardware.memory_bytes,
+            utilization=spec.batching.memory_utilization,
+            weights_bytes=found.weights_bytes - saved,
+            max_num_batched_tokens=_budget(spec),
+            max_model_len=spec.model.max_model_len or found.shape.default_len,
+            block_size=_number(spec, "block-size") or DEFAULT_BLOCK_SIZE[device],
+            dtype_bytes=DTYPE_BYTES[found.dtype],
+            max_num_seqs=spec.batching.max_num_seqs,
+            device=device,
+            num_blocks=_number(spec, "num-gpu-blocks-override"),
+        ),
     )
 
 

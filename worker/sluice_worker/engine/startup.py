@@ -25,6 +25,7 @@ from sluice_core.model.sizing import (
     MAX_GATHER_BYTES,
     MAX_SCORES_BYTES,
     MemoryPlan,
+    MemoryRequest,
     SizingError,
     advice,
     blocks_for,
@@ -170,19 +171,21 @@ class _Start:
         try:
             return plan_memory(
                 self.decoder.shape,
-                total_bytes=self._total_bytes(),
-                utilization=config.memory_utilization,
-                weights_bytes=num_weights,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=self.max_model_len,
-                block_size=self.block_size,
-                dtype_bytes=DTYPE_BYTES[self.dtype_name],
-                max_num_seqs=config.max_num_seqs,
-                device=self.kind,
-                gathers=self.kernels.name != "triton" and not in_a_row,
-                measured_activation_bytes=activation,
-                in_a_row=in_a_row,
-                num_blocks=config.num_gpu_blocks_override,
+                MemoryRequest(
+                    total_bytes=self._total_bytes(),
+                    utilization=config.memory_utilization,
+                    weights_bytes=num_weights,
+                    max_num_batched_tokens=config.max_num_batched_tokens,
+                    max_model_len=self.max_model_len,
+                    block_size=self.block_size,
+                    dtype_bytes=DTYPE_BYTES[self.dtype_name],
+                    max_num_seqs=config.max_num_seqs,
+                    device=self.kind,
+                    gathers=self.kernels.name != "triton" and not in_a_row,
+                    measured_activation_bytes=activation,
+                    in_a_row=in_a_row,
+                    num_blocks=config.num_gpu_blocks_override,
+                ),
             )
         except SizingError as error:
             raise ConfigError([str(error)]) from error

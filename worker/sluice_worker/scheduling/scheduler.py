@@ -134,18 +134,11 @@ class Scheduler:
         return True
 
     def schedule(
-        self,
-        now: float,
-        law: ChunkLaw,
-        growth: Growth = few_decodes,
-        *,
-        is_ahead: bool = False,
+        self, now: float, law: ChunkLaw, growth: Growth = few_decodes, *, is_ahead: bool = False
     ) -> Step:
-        """Choose the next step's work; takes blocks for it, and preempts if none is left.
-
-        is_ahead: the device has begun with the decodes. Prefill then waits for the next step:
-        beside this one it would read all weights once more.
-        """
+        """Choose the next step's work; takes blocks for it, and preempts if none is left. is_ahead:
+        the device has begun with the decodes, so prefill, which would read all weights once more
+        beside this step, waits for the next one."""
         self._begin_step(now)
         running, before = self._running, self.counters.num_preemptions
         ready = running.decodes()
@@ -171,14 +164,19 @@ class Scheduler:
             works = self.drafts.add_to(works, room_for_drafts(works, law, self.limits), growth)
         if not works and self._held:  # nobody else can move
             works, self._held = ready, NOBODY
-        served = {work.sequence for work in works} if self._has_order else set(prefills)
-        self._passed = [sequence for sequence in unfinished if sequence not in served]
-        works += running.padding()
-        works.sort(key=lambda work: work.num_tokens > 1)
+        self._note_passed(unfinished, works, prefills)
+        works = sorted(works + running.padding(), key=lambda work: work.num_tokens > 1)
         is_long = division.is_long and not is_held_back
         return Step.of(
             works, running.num_computing, self.limits, running.begun, is_held_back, is_long=is_long
         )
+
+    def _note_passed(
+        self, unfinished: list[Sequence], works: list[StepWork], prefills: list[Sequence]
+    ) -> None:
+        """Note whose prompts this step leaves aside."""
+        served = {work.sequence for work in works} if self._has_order else set(prefills)
+        self._passed = [sequence for sequence in unfinished if sequence not in served]
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[Outcome]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""

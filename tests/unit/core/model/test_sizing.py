@@ -16,6 +16,7 @@ from sluice_core.model.sizing import (
     STATISTICAL_Z,
     WORKSPACE_BYTES,
     MemoryPlan,
+    MemoryRequest,
     ModelShape,
     SizingError,
     advice,
@@ -62,19 +63,21 @@ def plan(
 ) -> MemoryPlan:
     return plan_memory(
         shape,
-        total_bytes=total,
-        utilization=utilization,
-        weights_bytes=weights,
-        max_num_batched_tokens=budget,
-        max_model_len=max_model_len,
-        block_size=16,
-        dtype_bytes=dtype_bytes,
-        max_num_seqs=max_num_seqs,
-        device=device,
-        gathers=gathers,
-        num_blocks=num_blocks,
-        measured_activation_bytes=measured_activations,
-        in_a_row=in_a_row,
+        MemoryRequest(
+            total_bytes=total,
+            utilization=utilization,
+            weights_bytes=weights,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            block_size=16,
+            dtype_bytes=dtype_bytes,
+            max_num_seqs=max_num_seqs,
+            device=device,
+            gathers=gathers,
+            num_blocks=num_blocks,
+            measured_activation_bytes=measured_activations,
+            in_a_row=in_a_row,
+        ),
     )
 
 

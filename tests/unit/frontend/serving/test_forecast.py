@@ -14,6 +14,7 @@ from msgspec import structs
 from sluice_core.contract import SchedulingPolicy, Slo, StepModel
 from sluice_core.errors import DeadlineUnreachable, SluiceError
 from sluice_core.ordering import Pace, Terms, arrange
+from sluice_core.work import Deadlines, Work
 from sluice_frontend.api.generate import Completion, parse_completion
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.serving.forecast import Forecast, forecast_for
@@ -174,9 +175,10 @@ def test_a_client_with_nothing_here_waits_for_one_of_each_other_and_not_for_a_cr
     runtime, now_s = service.runtime, time.monotonic()
 
     def wait_s(client: str) -> float:
+        work = Work((2,), deadlines=Deadlines(60_000), client=client)
         return forecast_for(
-            runtime.recorder, runtime.live, runtime.backend.num_open, client=client,
-            priority=0, ttft_ms=60_000, prompts=[2], arrival_s=now_s, now_s=now_s,
+            runtime.recorder, runtime.live, runtime.backend.num_open, work,
+            arrival_s=now_s, now_s=now_s,
         ).place_s(1)  # fmt: skip
 
     place_s = 2.0 / 4
