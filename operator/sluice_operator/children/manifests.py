@@ -199,8 +199,7 @@ def deployment(
     the cap is lowered live. A higher one takes new pods, and only if it was asked for.
     `is_unread`: the model cannot be read now, which is no reason to restart. `is_pending`: another
     model is not known yet, or does not fit: `live` stays until it does. `commit`: of a hub model's
-    revision, so that all replicas run the same. `unplaced`: replicas that no node takes. The bytes
-    are as in `pod.held`."""
+    revision, so that all replicas run the same. `unplaced`: replicas that no node takes."""
     asked = _Asked.of(service, settings, live if is_pending else None)
     started, sizes = annotation(live, CEILING_ANNOTATION), annotation(live, ASKED_ANNOTATION)
     may_stay = sizes == asked.sizes or _suffices(started, ceiling)
