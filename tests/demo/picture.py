@@ -7,6 +7,15 @@ from demo.timeline import Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+WORDS = {
+    "warmup": "few clients",
+    "capacity": "many",
+    "low": "half of that load",
+    "high": "1.3 times of it",
+    "ebb": "a third",
+    "idle": "",
+}
+"""What the load does in each phase of the demo."""
 SHADES = {"warmup": "#eef3f8", "capacity": "#dce9f5", "low": "#f6f6f6", "high": "#fdeaea"}
 
 
@@ -16,7 +25,7 @@ def timeline_png(
     """Four panels over one time axis: arrivals, cap and batch, pods, P99 against targets."""
     start = rows[0].t_s
     t = [r.t_s - start for r in rows]
-    figure = Figure(figsize=(11, 10), layout="constrained")
+    figure = Figure(figsize=(11, 9), layout="constrained")
     axes = figure.subplots(4, 1, sharex=True)
     axes[0].plot(t, [r.arrivals_per_s or 0.0 for r in rows], color="#444")
     axes[0].set_ylabel("arrivals / s")
@@ -38,11 +47,21 @@ def timeline_png(
     axes[3].set_yscale("log")
     axes[3].set_ylabel("ms (dashed: target)")
     axes[3].set_xlabel("seconds")
-    for axis in axes[1:]:
-        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     _shade_phases(axes, rows, start)
-    figure.suptitle(f"{title}: load, cap, pods, P99")
+    _mark_second_pod(axes, rows, start)
+    for axis in axes[1:]:
+        axis.legend(loc="upper right")
+    figure.suptitle(f"{title}: load, cap, pods, P99 of the last window")
     figure.savefig(path, dpi=110)
+
+
+def _mark_second_pod(axes: Sequence[Axes], rows: Sequence[Row], start: float) -> None:
+    at_s = next((row.t_s - start for row in rows if row.ready >= 2), None)
+    if at_s is None:
+        return
+    for axis in axes:
+        axis.axvline(at_s, color="#2a8f4d", linestyle=":", linewidth=1.2)
+    axes[2].annotate("second pod ready", (at_s, 0.1), (6, 0), textcoords="offset points")
 
 
 def _shade_phases(axes: Sequence[Axes], rows: Sequence[Row], start: float) -> None:
@@ -54,6 +73,10 @@ def _shade_phases(axes: Sequence[Axes], rows: Sequence[Row], start: float) -> No
         for axis in axes:
             axis.axvspan(left, right, color=SHADES.get(rows[begin].phase, bands[0]), zorder=0)
         axes[0].text(
-            (left + right) / 2, axes[0].get_ylim()[1], rows[begin].phase, ha="center", va="bottom"
+            (left + right) / 2,
+            axes[0].get_ylim()[1],
+            WORDS.get(rows[begin].phase, rows[begin].phase),
+            ha="center",
+            va="bottom",
         )
         begin, bands = i, bands[::-1]

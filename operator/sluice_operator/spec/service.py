@@ -314,7 +314,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
       a new one; a single replica serves nothing until that is ready.
     drain: What a leaving pod gets.
     apiKeySecretRef: Secret with key `keys`: the bearer keys of the API, one a line, read again when
-      it changes; left out, the API is open to whom the network lets in.
+      it changes; left out, anyone who can reach the Service can use the API.
     api: What clients find at the pods' door.
     """
 

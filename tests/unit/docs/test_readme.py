@@ -13,8 +13,8 @@ README = (Path(__file__).parents[3] / "README.md").read_text()
 def test_the_object_is_one_that_the_operator_reads() -> None:
     [text] = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     service = parse(yaml.safe_load(text))
-    assert service.spec.slo.ttft_ms == 500
-    assert service.spec.scaling.max_replicas == 2
+    assert (service.spec.engine.name, service.spec.slo.ttft_ms) == ("VLLM", 2000)
+    assert not service.unknown
 
 
 def test_the_columns_are_those_of_the_definition() -> None:

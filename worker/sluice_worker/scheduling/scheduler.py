@@ -164,19 +164,13 @@ class Scheduler:
             works = self.drafts.add_to(works, room_for_drafts(works, law, self.limits), growth)
         if not works and self._held:  # nobody else can move
             works, self._held = ready, NOBODY
-        self._note_passed(unfinished, works, prefills)
+        served = {work.sequence for work in works} if self._has_order else set(prefills)
+        self._passed = [sequence for sequence in unfinished if sequence not in served]
         works = sorted(works + running.padding(), key=lambda work: work.num_tokens > 1)
         is_long = division.is_long and not is_held_back
         return Step.of(
             works, running.num_computing, self.limits, running.begun, is_held_back, is_long=is_long
         )
-
-    def _note_passed(
-        self, unfinished: list[Sequence], works: list[StepWork], prefills: list[Sequence]
-    ) -> None:
-        """Note whose prompts this step leaves aside."""
-        served = {work.sequence for work in works} if self._has_order else set(prefills)
-        self._passed = [sequence for sequence in unfinished if sequence not in served]
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[Outcome]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
