@@ -2,14 +2,13 @@
 
     python -m rooms [--figures] [ROOT]
 
-It fails where a package has more lines than its budget and no line of CHANGELOG.md says why: a line
-that names the package in backticks, and the word budget. A room is a folder of a package.
+It fails where a package has more lines than its budget. Who needs more deletes something, or
+changes the budget in a commit of its own that says why. A room is a folder of a package.
 `--figures` adds what docs/structure.md shows.
 """
 
 import argparse
 import ast
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,15 +16,15 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 BUDGETS = {
-    "core/sluice_core": 1_900,
-    "frontend/sluice_frontend": 3_900,
-    "gate/sluice_gate": 1500,
-    "gate/sluice_vllm": 500,
-    "worker/sluice_worker": 11_000,
-    "operator/sluice_operator": 8_400,
-    "kernels/sluice_kernels": 4_400,
-    "cli/sluice": 2_500,
-    "cluster/sluice_cluster": 2_000,
+    "core/sluice_core": 4_800,
+    "frontend/sluice_frontend": 6_800,
+    "gate/sluice_gate": 3_050,
+    "gate/sluice_vllm": 800,
+    "worker/sluice_worker": 9_900,
+    "operator/sluice_operator": 11_700,
+    "kernels/sluice_kernels": 4_450,
+    "cli/sluice": 4_150,
+    "cluster/sluice_cluster": 2_200,
 }
 """Most lines of Python and C++ a package, blank lines and docstrings too."""
 LONG_FUNCTION = 40
@@ -160,26 +159,26 @@ def _figures(root: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; 1 where a package is over its budget and the changelog is silent."""
+    """Print the table; 1 where a package is over its budget."""
     parser = argparse.ArgumentParser(prog="python -m rooms")
     parser.add_argument("--figures", action="store_true", help="add arrows, functions, words")
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
     given = parser.parse_args(argv)
-    changelog, total, unexplained = (given.root / "CHANGELOG.md").read_text(), 0, []
+    total, over = 0, []
     for package, budget in BUDGETS.items():
         rooms = lines_by_room(given.root, package)
         lines = sum(rooms.values())
         total += lines
         inside = ", ".join(f"{room} {number:,}" for room, number in sorted(rooms.items()))
         print(f"{package:26} {lines:6,} of {budget:6,} lines: {inside}")
-        if lines > budget and not re.search(rf"^.*`{package}`.*budget", changelog, re.MULTILINE):
-            unexplained.append(package)
+        if lines > budget:
+            over.append(package)
     print(f"{'together':26} {total:6,}")
     if given.figures:
         _figures(given.root)
-    for package in unexplained:
-        print(f"{package} is over its budget: delete, or say in CHANGELOG.md why.", file=sys.stderr)
-    return 1 if unexplained else 0
+    for package in over:
+        print(f"{package} is over its budget: delete something.", file=sys.stderr)
+    return 1 if over else 0
 
 
 if __name__ == "__main__":
