@@ -21,7 +21,7 @@ BUDGETS = {
     "gate/sluice_gate": 3_050,
     "gate/sluice_vllm": 800,
     "worker/sluice_worker": 9_900,
-    "operator/sluice_operator": 11_700,
+    "operator/sluice_operator": 11_750,
     "kernels/sluice_kernels": 4_450,
     "cli/sluice": 4_150,
     "cluster/sluice_cluster": 2_200,
