@@ -18,10 +18,10 @@ FULL: dict[str, Any] = {
 """64 run at once and end after 17 s; one a second comes, for which six would do."""
 
 
-def decided(cap: int = 64, past: Past | None = None, **changes: Any) -> tuple[Past, Decision]:
+def decided(present: int = 64, past: Past | None = None, **changes: Any) -> tuple[Past, Decision]:
     targets = changes.pop("targets", ENDS)
     ticks = [tick(seq, **(FULL | changes)) for seq in range(1, 31)]
-    seen = observation(pod("a", ticks, model=MODEL), cap=cap, targets=targets)
+    seen = observation(pod("a", ticks, model=MODEL), cap=present, targets=targets)
     return decide(past or Past(), seen)
 
 
