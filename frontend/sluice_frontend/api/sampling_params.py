@@ -46,11 +46,8 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
-class SamplingFields(Struct, frozen=True, kw_only=True):
-    """The sampling fields of a body; null is the default. Inherit, and add what is yours.
-
-    Not here: what differs between the bodies, `max_tokens` and `logprobs`.
-    """
+class DefaultedFields(Struct, frozen=True, kw_only=True):
+    """The sampling fields that a checkpoint may set; None is OpenAI's default."""
 
     temperature: Temperature | None = None
     top_k: TopK | None = None
@@ -59,6 +56,14 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
+
+
+class SamplingFields(DefaultedFields, frozen=True, kw_only=True):
+    """The sampling fields of a body; null is the default. Inherit, and add what is yours.
+
+    Not here: what differs between the bodies, `max_tokens` and `logprobs`.
+    """
+
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     allowed_token_ids: Annotated[TokenIds, Meta(min_length=1)] | None = None
     bad_words: Annotated[list[Text], Meta(max_length=MAX_BAD_WORDS)] | None = None
@@ -76,20 +81,13 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
 
-class Defaults(Struct, frozen=True):
+class Defaults(DefaultedFields, frozen=True, kw_only=True):
     """A checkpoint's generation_config.json, for fields that a request leaves out.
 
     The fields are those that vLLM takes from it; None: OpenAI's default. `max_new_tokens`: for
     chats, as all others have a default length of their own.
     """
 
-    temperature: Temperature | None = None
-    top_k: TopK | None = None
-    top_p: TopP | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Repetition | None = None
     max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
