@@ -22,7 +22,7 @@ from .steptime import StepTimes
 
 NOBODY: frozenset[Hashable] = frozenset()
 BREAK_PRICE = 0.75
-"""Requests that long steps must rescue for each smooth one that they break."""
+"""Requests that long steps must rescue for each that they break."""
 SAFE_GAPS = 1.0
 """Gap targets between the last long step and the first deadline: a late release is late for all."""
 MOST_STRETCH = 1.3
@@ -48,17 +48,24 @@ class Prompt(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """A request that decodes: its tokens so far, its late gaps, and if its first was in time."""
+    """A request that decodes: its tokens so far, its late gaps, and its first token: if that was
+    in time, and when it came, on the clock of `Load`."""
 
     num_made: int
     num_late: int
     is_in_time: bool
+    first_s: float
 
     @property
     def would_break(self) -> bool:
         """True if it is smooth, and not after one more late gap."""
         allowed, then = (int(SMOOTH_SHARE * num) for num in (self.num_made, self.num_made + 1))
         return self.is_in_time and self.num_late <= allowed and self.num_late + 1 > then
+
+    def is_good(self, at_s: float, num_more: int, itl_ms: float) -> bool:
+        """True if the mean of its gaps is within the target with `num_more` of them by `at_s`."""
+        num_gaps = self.num_made - 1 + num_more
+        return self.is_in_time and 1e3 * (at_s - self.first_s) <= itl_ms * num_gaps
 
 
 class Load(NamedTuple):
@@ -199,8 +206,21 @@ class _Step:
         if self._breaks_anyway:
             return bool(self.rescuable)
         num_rescued = len(self.rescuable) - len(self.in_time(self._short(self.rescuable)[0]))
-        num_broken = sum(gaps.would_break for gaps in self.load.decodes)
-        return num_rescued > BREAK_PRICE * num_broken
+        return num_rescued > BREAK_PRICE * self._num_broken
+
+    @property
+    def _num_broken(self) -> int:
+        """Decodes that long steps for all `rescuable` break: smooth ones, and those whose mean gap
+        rises over the target."""
+        num_tokens = sum(prompt.left for prompt in self.rescuable)
+        num_steps = math.ceil(num_tokens / self.whole)
+        now_s, itl_ms = self.load.now_s, self.limits.itl_ms or math.inf
+        end_s = now_s + (num_steps * self.now_fixed_ms + num_tokens * self.token_ms) / 1e3
+        return sum(
+            gaps.would_break
+            or (gaps.is_good(now_s, 0, itl_ms) and not gaps.is_good(end_s, num_steps, itl_ms))
+            for gaps in self.load.decodes
+        )
 
     @cached_property
     def _breaks_anyway(self) -> bool:

@@ -9,7 +9,7 @@ from sluice_core.port import EngineLimits
 
 from .order import due_s
 
-UNKNOWN = Gaps(0, 0, is_in_time=False)
+UNKNOWN = Gaps(0, 0, is_in_time=False, first_s=0.0)
 
 
 @dataclass(slots=True)
@@ -19,6 +19,7 @@ class _Tokens:
     num_made: int
     num_late: int
     is_in_time: bool
+    first_s: float
     last_s: float
 
 
@@ -34,7 +35,9 @@ class GapBook:
     def of(self, request_id: str) -> Gaps:
         """Its gaps so far."""
         known = self._known.get(request_id)
-        return Gaps(known.num_made, known.num_late, known.is_in_time) if known else UNKNOWN
+        if known is None:
+            return UNKNOWN
+        return Gaps(known.num_made, known.num_late, known.is_in_time, known.first_s)
 
     def book(
         self, ids: Iterable[str], requests: Mapping[str, Any], now_s: float, limits: EngineLimits
@@ -53,7 +56,7 @@ class GapBook:
         known, num_made = self._known.get(request.request_id), request.num_output_tokens
         if known is None:
             is_in_time = now_s <= due_s(request, limits)
-            self._known[request.request_id] = _Tokens(num_made, 0, is_in_time, now_s)
+            self._known[request.request_id] = _Tokens(num_made, 0, is_in_time, now_s, now_s)
         elif num_made > known.num_made:
             gap_ms = 1e3 * (now_s - known.last_s)
             known.num_late += limits.itl_ms is not None and gap_ms > limits.itl_ms

@@ -76,9 +76,9 @@ class Machine:
         if load.num_decodes:
             self.gaps_ms.append(spent_ms)
         self.decodes = [
-            Gaps(gaps.num_made + 1, gaps.num_late + (spent_ms > ITL_MS), gaps.is_in_time)
+            gaps._replace(num_made=gaps.num_made + 1, num_late=gaps.num_late + (spent_ms > ITL_MS))
             for gaps in self.decodes
-        ] + [Gaps(1, 0, self.now_s <= self.due_s[name]) for name in ended]
+        ] + [Gaps(1, 0, self.now_s <= self.due_s[name], self.now_s) for name in ended]
         self.first_s |= dict.fromkeys(ended, self.now_s)
         for name in ended:
             del self.left[name]
@@ -107,8 +107,9 @@ def burst(num: int, tokens: int = 400, due_s: float = TTFT_S) -> Burst:
     return dict.fromkeys(names, tokens), dict.fromkeys(names, due_s)
 
 
-smooth = [Gaps(20, 0, True)] * 2
-broken = [Gaps(20, 3, True)] * 2
+smooth = [Gaps(20, 0, True, 0.0)] * 2
+broken = [Gaps(20, 3, True, -10.0)] * 2
+barely_good = [Gaps(20, 3, True, -18 * ITL_MS / 1e3)] * 2
 prompts = st.lists(st.tuples(st.integers(1, 900), st.floats(0.3, 4.0)), min_size=1, max_size=14)
 
 
@@ -140,6 +141,13 @@ def test_one_request_is_not_worth_two_smooth_ones() -> None:
     assert machine.num_late == 1
     assert max(machine.gaps_ms) <= ITL_MS
     assert not Machine(left, due_s, broken).run().num_late, "beside those broken already it is"
+
+
+def test_one_request_is_not_worth_the_mean_gap_of_two() -> None:
+    """In an early version loads over the capacity had all first tokens in time and no mean gap."""
+    machine = Machine(*burst(1, 1500, 0.6), barely_good).run()
+    assert machine.num_late == 1
+    assert max(machine.gaps_ms) <= ITL_MS
 
 
 @given(prompts)

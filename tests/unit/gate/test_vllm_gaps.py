@@ -19,13 +19,13 @@ def book(ends_s: list[float], *, limits: EngineLimits = LIMITS) -> Gaps:
 
 
 def test_gaps_over_the_target_are_late_and_the_first_token_is_due() -> None:
-    assert book([0.9, 0.94, 1.0, 1.04]) == Gaps(4, 1, is_in_time=True)
-    assert book([1.1, 1.12]) == Gaps(2, 0, is_in_time=False)
+    assert book([0.9, 0.94, 1.0, 1.04]) == Gaps(4, 1, is_in_time=True, first_s=0.9)
+    assert book([1.1, 1.12]) == Gaps(2, 0, is_in_time=False, first_s=1.1)
 
 
 def test_without_a_target_no_gap_is_late() -> None:
     free = EngineLimits(0, 4, 512)
-    assert book([0.9, 9.0], limits=free) == Gaps(2, 0, is_in_time=True)
+    assert book([0.9, 9.0], limits=free) == Gaps(2, 0, is_in_time=True, first_s=0.9)
 
 
 def test_a_step_without_a_token_ends_no_gap() -> None:
@@ -34,7 +34,7 @@ def test_a_step_without_a_token_ends_no_gap() -> None:
         gaps.book(["a"], {"a": request}, end_s, LIMITS)
     request.num_output_tokens = 3  # drafts were right
     gaps.book(["a"], {"a": request}, 0.3, LIMITS)
-    assert gaps.of("a") == Gaps(3, 1, is_in_time=True)
+    assert gaps.of("a") == Gaps(3, 1, is_in_time=True, first_s=0.2)
 
 
 def test_who_ended_or_was_aborted_is_forgotten() -> None:

@@ -41,7 +41,7 @@ def load_of(
         num_decodes=num,
         num_reserved=num,
         kv_tokens=kv_tokens,
-        decodes=(Gaps(s.num_output_tokens, s.num_late, s.is_in_time) for s in sequences),
+        decodes=(Gaps(s.num_output_tokens, s.num_late, s.is_in_time, s.first_s) for s in sequences),
         may_hold=may_hold,
     )
 
