@@ -56,9 +56,10 @@ class World:
         self.gone: list[SimulatedPod] = []
         self._pod_type = pod_type
         self._routing, self._seeds = Random(seed), Random(~seed)  # noqa: S311 - a simulation
+        self._arrivals = deque(trace)
         self._inboxes: dict[str, deque[Request]] = {}
         for _ in range(params.min_replicas):
-            self._add_pod(0.0)
+            self.add_pod(0.0)
 
     @property
     def replicas(self) -> int:
@@ -67,17 +68,9 @@ class World:
     def run(self, watch: "Callable[[World], None] | None" = None) -> None:
         """Run until everything is answered, or `DRAIN_S` after the last arrival; `watch` is called
         after each slice of time."""
-        arrivals = deque(self.trace)
         end_s = self.trace[-1].t_s + DRAIN_S if self.trace else 0.0
-        while self.now < end_s and (arrivals or not all(pod.is_idle for pod in self.pods)):
-            until_s = self.now + self.policy.every_s
-            while arrivals and arrivals[0].t_s <= until_s:
-                self._route(arrivals.popleft())
-            for pod in self.pods:
-                if until_s > pod.ready_s:
-                    pod.run(until_s, self._inboxes[pod.name])
-            self.now = until_s
-            self._retire()
+        while self.now < end_s and (self._arrivals or not all(pod.is_idle for pod in self.pods)):
+            self.advance(self.now + self.policy.every_s)
             self.policy.decide(self)
             if watch is not None:
                 watch(self)
@@ -87,6 +80,16 @@ class World:
         for pod in self.pods + self.gone:
             found = pod.totals
             self.totals.add(found.most_running, found.num_gaps, found.num_gaps_over, found.sketch)
+
+    def advance(self, until_s: float) -> None:
+        """Let everything happen up to `until_s`; the policy is not asked."""
+        while self._arrivals and self._arrivals[0].t_s <= until_s:
+            self._route(self._arrivals.popleft())
+        for pod in self.pods:
+            if until_s > pod.ready_s:
+                pod.run(until_s, self._inboxes[pod.name])
+        self.now = until_s
+        self._retire()
 
     def set_cap(self, cap: int) -> None:
         if cap == self.cap:
@@ -102,11 +105,12 @@ class World:
             return
         self.replica_changes.append((self.now, replicas))
         while self.replicas < replicas:
-            self._add_pod(self.params.cold_start_s)
+            self.add_pod(self.params.cold_start_s)
         for pod in [pod for pod in self.pods if not pod.terminating][replicas:]:
             pod.terminating = True
 
-    def _add_pod(self, cold_start_s: float) -> None:
+    def add_pod(self, cold_start_s: float) -> None:
+        """Start a pod at the cap in force; it is ready after `cold_start_s`."""
         seed = self._seeds.randrange(1 << 30)
         name = f"pod-{len(self.pods) + len(self.gone) + 1}"
         start_s = self.now + cold_start_s
@@ -118,13 +122,16 @@ class World:
         self._inboxes[name] = deque()
 
     def _route(self, request: Request) -> None:
-        """To any pod with equal chance, as a Service spreads connections."""
         serving = [pod for pod in self.pods if pod.ready_s <= request.t_s and not pod.terminating]
         if not serving:
             self.num_lost += 1
             return
-        pod = serving[0] if len(serving) == 1 else self._routing.choice(serving)
+        pod = serving[0] if len(serving) == 1 else self.choose(serving)
         self._inboxes[pod.name].append(request)
+
+    def choose(self, serving: Sequence[SimulatedPod]) -> SimulatedPod:
+        """The pod of a connection: any, with equal chance, as a Service spreads them."""
+        return self._routing.choice(serving)
 
     def _retire(self) -> None:
         for pod in [pod for pod in self.pods if pod.terminating]:

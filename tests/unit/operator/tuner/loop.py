@@ -1,13 +1,13 @@
-"""Runs the real tuner against the model world, as the operator's rim does."""
+"""Runs the tuner against simulated pods, as the operator's rim does."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from sluice_core.contract import TICK_SECONDS
 from sluice_operator.tuner import CapLimits, Decision, Observation, Past, Targets, decide
-from unit.operator.tuner.podmodel import Shape
-from unit.operator.tuner.world import World
+from unit.operator.tuner.world import Shape, World
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Loop:
     def run(self, end_s: float) -> None:
         """Let the world and the tuner run until `end_s`; `past` goes through JSON each time."""
         while self.world.now < end_s:
-            self.world.run_until(self.world.now + self.every_s)
+            self.world.advance(self.world.now + self.every_s)
             self.turn()
 
     def turn(self) -> Decision:
@@ -44,10 +44,8 @@ class Loop:
         past = msgspec.json.decode(msgspec.json.encode(self.past), type=Past)
         self.past, decision = decide(past, self.observe())
         self.decisions.append((self.world.now, decision))
-        if decision.cap != self.world.cap:
-            self.world.set_cap(decision.cap)
-        if decision.replicas != self.world.replicas:
-            self.world.set_replicas(decision.replicas)
+        self.world.set_cap(decision.cap)
+        self.world.set_replicas(decision.replicas)
         self.world.patch()
         return decision
 
@@ -69,9 +67,24 @@ class Loop:
         return self.decisions[-1][1]
 
 
-SMALL_CPU = Shape(a=4, b=1.0, c=0.0005, d=0.3, kv_tokens=40_000, ceiling=32, noise=0.1)
+SMALL_CPU = Shape(
+    a=4,
+    b=1.0,
+    c=0.0005,
+    d=0.3,
+    kv_tokens=40_000,
+    cold_start_s=20,
+    ceiling=32,
+    noise=0.1,
+    hiccup_ms=50,
+)
 """32 sequences take 38 ms a step; about 10 requests/s of 64 + 64 tokens."""
 TARGETS = Targets("99", ttft_ms=500, itl_ms=60, e2e_ms=None, window_s=60)
+
+
+def shaped(**changes: Any) -> Shape:
+    """A small CPU with these changes."""
+    return structs.replace(SMALL_CPU, **changes)
 
 
 def limits(**changes: Any) -> CapLimits:

@@ -15,8 +15,8 @@ from sluice_operator.tuner import Past, decide
 from sluice_operator.tuner.constants import MAX_DISPERSION
 from sluice_operator.tuner.demand import (
     Arrivals,
+    Backlog,
     Capacity,
-    Queue,
     plan_demand,
     read_arrivals,
     share_late_in_prefill,
@@ -113,7 +113,7 @@ def test_a_load_that_rose_for_a_minute_is_no_burst_once_it_has_ebbed() -> None:
 def test_of_a_burst_none_ends_before_its_whole_time() -> None:
     one = Capacity(concurrency=128, service_s=2.2)
     arrivals = Arrivals(6.7, 1.0, burst=200)
-    queue = Queue(wait_s=2.0, allowed=0.01, drain_s=600.0, waiting=0)
+    queue = Backlog(wait_s=2.0, allowed=0.01, drain_s=600.0, waiting=0)
     assert plan_demand(arrivals, one, queue, replicas=1, minimum=1).needed == 2
     assert plan_demand(arrivals, one, replace(queue, wait_s=2.2), 1, 1).needed == 1
     assert plan_demand(arrivals, one, replace(queue, wait_s=inf), 1, 1).needed == 1
@@ -132,7 +132,7 @@ def test_arrivals_that_come_in_lots_are_told_from_a_load_that_rose(
 
 
 def test_arrivals_that_come_in_lots_need_more_pods() -> None:
-    one, queue = Capacity(concurrency=8, service_s=2.0), Queue(0.5, 0.01, 600.0, waiting=0)
+    one, queue = Capacity(concurrency=8, service_s=2.0), Backlog(0.5, 0.01, 600.0, waiting=0)
     even, in_lots = (Arrivals(20.0, dispersion, burst=0) for dispersion in (1.0, MAX_DISPERSION))
     assert (
         plan_demand(even, one, queue, 1, 1).needed < plan_demand(in_lots, one, queue, 1, 1).needed
@@ -144,7 +144,7 @@ def test_an_order_leaves_fewer_late_and_no_fewer_than_if_the_late_were_not_serve
     per_s: float, concurrency: int, wait_s: float, prefill_s: float
 ) -> None:
     arrivals, one = Arrivals(per_s, 1.0, burst=0), Capacity(concurrency, service_s=1.0)
-    by_arrival = Queue(wait_s, 0.01, 600.0, waiting=0, prefill_s=prefill_s)
+    by_arrival = Backlog(wait_s, 0.01, 600.0, waiting=0, prefill_s=prefill_s)
     by_deadline = replace(by_arrival, by_deadline=True)
     busy = per_s / concurrency
     late, left = (share_too_late(arrivals, one, queue, 1) for queue in (by_arrival, by_deadline))
@@ -159,7 +159,7 @@ def test_an_order_leaves_fewer_late_and_no_fewer_than_if_the_late_were_not_serve
 def test_pods_are_asked_for_what_the_order_leaves_late() -> None:
     """By arrival 1.7 % would wait for longer than two seconds, by deadline 0.8."""
     arrivals, one = Arrivals(6.4, 1.0, burst=0), Capacity(concurrency=8, service_s=1.0)
-    queue = Queue(2.0, 0.01, 600.0, waiting=0)
+    queue = Backlog(2.0, 0.01, 600.0, waiting=0)
     assert plan_demand(arrivals, one, queue, 1, 1).needed == 2
     assert plan_demand(arrivals, one, replace(queue, by_deadline=True), 1, 1).needed == 1
 
@@ -169,7 +169,7 @@ def test_what_waits_and_what_comes_at_once_need_the_same_pods_in_any_order(waiti
     """A backlog takes as long, and of a burst no more begin in time."""
     one = Capacity(concurrency=128, service_s=2.2)
     arrivals = Arrivals(6.7, 1.0, burst=0 if waiting else 200)
-    queue = Queue(wait_s=2.0, allowed=0.01, drain_s=20.0, waiting=waiting)
+    queue = Backlog(wait_s=2.0, allowed=0.01, drain_s=20.0, waiting=waiting)
     by_deadline = replace(queue, by_deadline=True)
     needed = plan_demand(arrivals, one, queue, 1, 1).needed
     assert needed > 1

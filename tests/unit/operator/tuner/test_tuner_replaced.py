@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 from sluice_operator.tuner import Observation
-from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.loop import TARGETS, Loop, limits, shaped
 from unit.operator.tuner.traces import poisson
 from unit.operator.tuner.world import World
 
-SHAPE = replace(SMALL_CPU, cold_start_s=40)
+SHAPE = shaped(cold_start_s=40)
 
 
 @dataclass
@@ -19,7 +19,14 @@ class Replacing(Loop):
         """What the rim would hand to the tuner now."""
         now = self.world.now
         gone = (
-            replace(pod.view(now), ready=False, terminating=True, config=None, started_s=None)
+            replace(
+                pod.view(now),
+                ready=False,
+                terminating=True,
+                config=None,
+                started_s=None,
+                seen_s=pod.now,
+            )
             for pod in self.world.gone
         )
         seen = super().observe()
@@ -29,8 +36,9 @@ class Replacing(Loop):
         """Each pod drains first; its successor is ready after its cold start."""
         for old in list(self.world.pods):
             old.terminating = True
-            new = self.world.add_pod()
-            while new.ready_s is None or self.world.now < new.ready_s:
+            self.world.add_pod(SHAPE.cold_start_s)
+            new = self.world.pods[-1]
+            while self.world.now < new.ready_s:
                 self.run(self.world.now + self.every_s)
 
 
@@ -59,7 +67,7 @@ def test_a_single_replica_comes_back_as_one() -> None:
     loop.run(100)
     loop.replace_all()
     loop.run(300)
-    assert loop.world.lost > 0, "nobody served meanwhile"
+    assert loop.world.num_lost > 0, "nobody served meanwhile"
     assert loop.replica_changes == []
 
 

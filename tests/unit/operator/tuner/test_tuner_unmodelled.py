@@ -1,12 +1,10 @@
 """Without a step model the cap is searched by measured gaps alone, up and down."""
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.contract import TokenGaps
 from sluice_operator.tuner import Decision, Past, decide
-from unit.operator.tuner.loop import SMALL_CPU, TARGETS, Loop, limits
+from unit.operator.tuner.loop import TARGETS, Loop, limits, shaped
 from unit.operator.tuner.made import gaps, observation, pod, tick
 from unit.operator.tuner.traces import poisson
 from unit.operator.tuner.world import World
@@ -40,7 +38,7 @@ def test_raises_come_only_with_measured_headroom_and_more_late_gaps_never_raise_
 
 def test_from_any_cap_the_search_ends_near_what_the_pod_can_do() -> None:
     """31 at once take 60 ms with their noise, 20 hold it with room."""
-    shape = replace(SMALL_CPU, a=4, b=1.4, reports_model=False)
+    shape = shaped(b=1.4, reports_model=False)
     ends = []
     for cap in (1, 32):
         world = World(shape, TARGETS, poisson([(1500, 12)], output=96), cap=cap)

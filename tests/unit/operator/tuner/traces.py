@@ -1,9 +1,9 @@
-"""Arrivals for the model world."""
+"""Arrivals for the world."""
 
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from unit.operator.tuner.podmodel import Request
+from sluice.simulate.trace import Request
 
 
 def poisson(

@@ -1,26 +1,128 @@
-"""A discrete-event world of model pods: a trace arrives, ticks close, pods start and drain.
+"""The simulator's pods and world (`sluice.simulate`), with the faults that a tuner meets."""
 
-Virtual clock, no I/O, thousands of times faster than life. Times are seconds.
-"""
-
-import heapq
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from random import Random
 
-from sluice_core.contract import TICK_SECONDS
+from msgspec import structs
+from research.policies import Replay
+from sluice.simulate import world
+from sluice.simulate.delays import Delays
+from sluice.simulate.noise import Noise
+from sluice.simulate.params import Params
+from sluice.simulate.pod import SimulatedPod
+from sluice.simulate.trace import Request
+from sluice_core.contract import Slo, Tick
+from sluice_operator.tuner import PodView
 from sluice_operator.tuner.types import Targets
-from unit.operator.tuner.podmodel import Pod, Request, Shape
-
-Route = Callable[[Sequence[Pod], Request, Random], Pod]
 
 
-def spread(pods: Sequence[Pod], request: Request, random: Random) -> Pod:
-    """Every connection is a new one: any pod, with equal chance."""
-    return random.choice(pods)
+class Shape(Params, frozen=True):
+    """What a pod is made of. Its hiccups are stalls of a CPU quota.
+
+    `reports_model`: whether evidence carries the step model. `slow_when_busy`: factor on steps at a
+    quarter of the cap and above.
+    """
+
+    reports_model: bool = True
+    slow_when_busy: float = 1.0
 
 
-class World:
-    """Pods, a trace, and a virtual clock. `run_until` calls `control` at every `control_s`."""
+Route = Callable[[Sequence[SimulatedPod], Random], SimulatedPod]
+"""Chooses the pod of the next connection."""
+
+
+class Quota(Delays):
+    """Counts the seconds of its stalls. `is_over`: there are no more."""
+
+    stalled_s = 0.0
+    is_over = False
+
+    def ms(self, decodes: int, prefill_tokens: int, step_ms: float, now_s: float) -> float:
+        if self.is_over:
+            return 0.0
+        stalled_ms = super().ms(decodes, prefill_tokens, step_ms, now_s)
+        self.stalled_s += stalled_ms / 1e3
+        return stalled_ms
+
+
+class Slowed(Noise):
+    """The noise of `pod`, and what slows it down."""
+
+    def __init__(self, pod: "Pod", shape: Shape, seed: int) -> None:
+        super().__init__(shape, seed)
+        self._pod, self._shape = pod, shape
+
+    def factor(self, now_s: float) -> float:
+        is_busy = 4 * self._pod.num_running >= self._pod.cap
+        busy = self._shape.slow_when_busy if is_busy else 1.0
+        return super().factor(now_s) * self._pod.slowness * busy
+
+
+class Pod(SimulatedPod):
+    """`is_deaf`: it misses what is sent to it; `is_silent`: it answers nothing at all."""
+
+    slowness = 1.0
+    is_deaf = is_silent = False
+    _said: PodView | None = None
+
+    def __init__(
+        self,
+        name: str,
+        params: Params,
+        slo: Slo,
+        cap: int,
+        epoch: int,
+        start_s: float = 0.0,
+        created_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        assert isinstance(params, Shape)
+        self.quota = Quota(params, seed)
+        super().__init__(name, params, slo, cap, epoch, start_s, created_s, seed)
+        self.noise, self.delays = Slowed(self, params, seed), self.quota
+        self._reports_model = params.reports_model
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return self.recorder.engine.load.waiting
+
+    @property
+    def ticks(self) -> list[Tick]:
+        return self.recorder.ticks.after(0)
+
+    def patch(self, cap: int, epoch: int, now_s: float) -> None:
+        if not (self.is_deaf or self.is_silent):
+            super().patch(cap, epoch, now_s)
+
+    def judge_by(self, slo: Slo) -> None:
+        """The targets were edited."""
+        self.slo, self.scheduler.limits = slo, self._limits()
+        self.recorder.ticks.configure(self.epoch, self.cap, slo)
+
+    def view(self, now_s: float) -> PodView:
+        """What the operator sees of this pod: of a silent one, what it last said."""
+        if self._said is None or not self.is_silent:
+            self._said = super().view(now_s)
+            if not self._reports_model and self._said.evidence is not None:
+                evidence = structs.replace(self._said.evidence, step_model=None)
+                self._said = replace(self._said, evidence=evidence)
+        return replace(self._said, terminating=self.terminating)
+
+    def _advance(self, now_s: float) -> None:
+        if self.recorder.ticks.is_due(now_s):
+            self.recorder.advance(now_s, now_s, self.quota.stalled_s)
+
+
+class World(world.World):
+    """Such pods under a trace, for a `Loop`. `route`: as the simulator's own if it is None."""
+
+    pods: list[Pod]  # type: ignore[assignment]
+    gone: list[Pod]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -31,111 +133,26 @@ class World:
         cap: int,
         replicas: int = 1,
         seed: int = 0,
-        route: Route = spread,
+        route: Route | None = None,
     ) -> None:
-        self.shape, self.targets, self.route = shape, targets, route
-        self.cap, self.epoch = cap, 1
-        self.now, self.num_ticks, self.num_created = 0.0, 0, 0
-        self.random = Random(seed)
-        self.pods: list[Pod] = []
-        self.gone: list[Pod] = []
-        self.lost = 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
-        self._trace = iter(trace)
-        for _ in range(replicas):
-            self.add_pod(cold_start_s=0.0)
-        self._at(TICK_SECONDS, self._close_ticks)
-        self._next_arrival()
+        params = structs.replace(shape, overload=targets.overload, min_replicas=replicas)
+        super().__init__(params, targets, list(trace), Replay(cap, ()), seed, Pod)
+        self._route_of, self._random = route, Random(seed)
 
-    def _at(self, time_s: float, action: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (time_s, self._order, action))
-
-    def _next_arrival(self) -> None:
-        request = next(self._trace, None)
-        if request is not None:
-            self._at(request.t_s, lambda: self._arrive(request))
-
-    def _arrive(self, request: Request) -> None:
-        pods = [pod for pod in self.serving if not pod.terminating]
-        if pods:
-            pod = self.route(pods, request, self.random)
-            pod.receive(request, self.now)
-            self._run(pod)
-        else:
-            self.lost += 1
-        self._next_arrival()
-
-    def _run(self, pod: Pod) -> None:
-        end_s = pod.begin_step(self.now)
-        if end_s is not None:
-            self._at(end_s, lambda: self._end_step(pod))
-
-    def _end_step(self, pod: Pod) -> None:
-        pod.end_step(self.now)
-        self._run(pod)
-
-    def _close_ticks(self) -> None:
-        self.num_ticks += 1
-        for pod in self.serving:
-            pod.close_tick(self.now, self.num_ticks)
-        done = [pod for pod in self.pods if pod.terminating and pod.is_idle]
-        self.gone.extend(done)
-        self.pods = [pod for pod in self.pods if pod not in done]
-        self._at(self.now + TICK_SECONDS, self._close_ticks)
-
-    @property
-    def serving(self) -> list[Pod]:
-        """Pods that are up, also those that only drain."""
-        return [pod for pod in self.pods if pod.ready_s is not None and self.now >= pod.ready_s]
-
-    @property
-    def replicas(self) -> int:
-        """Pods asked for."""
-        return sum(not pod.terminating for pod in self.pods)
-
-    def add_pod(self, cold_start_s: float | None = None) -> Pod:
-        """A new pod starts at its peers' cap and epoch and is ready after the cold start."""
-        self.num_created += 1
-        seed = self.random.randrange(1 << 30)
-        name = f"pod-{self.num_created}"
-        pod = Pod(name, self.shape, self.targets, self.cap, self.epoch, seed)
-        pod.ready_s = self.now + (self.shape.cold_start_s if cold_start_s is None else cold_start_s)
-        self.pods.append(pod)
-        return pod
-
-    def set_replicas(self, replicas: int) -> None:
-        """Add pods, or let the newest drain and leave."""
-        while self.replicas < replicas:
-            self.add_pod()
-        staying = [pod for pod in self.pods if not pod.terminating]
-        for pod in staying[replicas:]:
-            pod.terminating = True
-
-    def set_cap(self, cap: int) -> None:
-        """Change the cap of every pod, under a new epoch."""
-        self.cap, self.epoch = cap, self.epoch + 1
-        self.patch()
+    def choose(self, serving: Sequence[SimulatedPod]) -> SimulatedPod:
+        if self._route_of is None:
+            return super().choose(serving)
+        return self._route_of(serving, self._random)
 
     def patch(self) -> None:
         """Send cap and epoch to the pods that do not run them, as each pass of the rim does."""
         for pod in self.pods:
-            if (pod.cap, pod.epoch) == (self.cap, self.epoch):
-                continue
-            pod.patch(self.cap, self.epoch)
-            if pod in self.serving:
-                self._run(pod)
+            if (pod.cap, pod.epoch) != (self.cap, self.epoch):
+                pod.patch(self.cap, self.epoch, max(self.now, pod.ready_s))
 
     def set_targets(self, targets: Targets) -> None:
         """Edit the targets live."""
         self.targets = targets
+        self.slo = Slo(targets.ttft_ms, targets.itl_ms, targets.e2e_ms)
         for pod in self.pods:
-            pod.targets = targets
-
-    def run_until(self, end_s: float) -> None:
-        """Let everything happen that happens before `end_s`."""
-        while self._events and self._events[0][0] <= end_s:
-            self.now, _, action = heapq.heappop(self._events)
-            action()
-        self.now = end_s
+            pod.judge_by(self.slo)
