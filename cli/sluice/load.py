@@ -44,7 +44,7 @@ Phase = tuple[str, str, float, float]
 
 
 @dataclass
-class Ledger:
+class LoadLedger:
     """Counts of one phase; at its end every request sent has exactly one of `outcomes`.
 
     A request without an answer counts as waiting for ever for its first token.
@@ -91,7 +91,7 @@ Send = Callable[..., "asyncio.Task[None]"]
 """Sends one request of a ledger; a second argument is its due time on the monotonic clock."""
 
 
-async def closed_loop(send: Send, ledger: Ledger, concurrency: int, seconds: float) -> None:
+async def closed_loop(send: Send, ledger: LoadLedger, concurrency: int, seconds: float) -> None:
     """Keep `concurrency` requests open for `seconds`, then let them finish."""
     end = time.monotonic() + seconds
 
@@ -103,7 +103,7 @@ async def closed_loop(send: Send, ledger: Ledger, concurrency: int, seconds: flo
 
 
 async def open_loop(
-    send: Send, ledger: Ledger, rate: float, seconds: float, rng: random.Random
+    send: Send, ledger: LoadLedger, rate: float, seconds: float, rng: random.Random
 ) -> None:
     """Poisson arrivals at `rate` a second for `seconds`, whatever the answers; awaits them."""
     start = time.monotonic()
@@ -114,7 +114,7 @@ async def open_loop(
     await asyncio.gather(*tasks)
 
 
-async def burst(send: Send, ledger: Ledger, size: int, seconds: float) -> None:
+async def burst(send: Send, ledger: LoadLedger, size: int, seconds: float) -> None:
     """Send `size` requests at once, then nothing until all are answered, `seconds` at least."""
     end = time.monotonic() + seconds
     await asyncio.gather(*(send(ledger) for _ in range(size)))
@@ -126,8 +126,8 @@ def emit(record: dict[str, object]) -> None:
     sys.stdout.flush()
 
 
-async def report_progress(ledgers: list[Ledger]) -> None:
-    """A progress line every two seconds, for ever."""
+async def report_progress(ledgers: list[LoadLedger]) -> None:
+    """Print a progress line every two seconds, for ever."""
     while True:
         await asyncio.sleep(2.0)
         if ledgers:
@@ -147,10 +147,10 @@ async def run(args: argparse.Namespace) -> int:
     shape = Shape(
         (prompt, longest), (least, most), args.vocab_size, args.model, not args.whole, args.words
     )
-    ledgers: list[Ledger] = []
+    ledgers: list[LoadLedger] = []
     async with open_session(args.api_key_file, REQUEST_TIMEOUT_SECONDS) as session:
 
-        def send(ledger: Ledger, due_s: float | None = None) -> asyncio.Task[None]:
+        def send(ledger: LoadLedger, due_s: float | None = None) -> asyncio.Task[None]:
             ledger.sent += 1
             body = shape.body(rng)
 
@@ -168,7 +168,7 @@ async def run(args: argparse.Namespace) -> int:
             if not capacity:
                 emit({"error": "there is no capacity to take a part of"})
                 break
-            ledgers.append(Ledger(one[0], args.slo))
+            ledgers.append(LoadLedger(one[0], args.slo))
             capacity = await _run_phase(one, ledgers[-1], capacity, send, rng)
         progress.cancel()
     ended = [outcome.is_ok for ledger in ledgers for outcome in ledger.outcomes]
@@ -178,7 +178,7 @@ async def run(args: argparse.Namespace) -> int:
 
 
 async def _run_phase(
-    one: Phase, ledger: Ledger, capacity: float, send: Send, rng: random.Random
+    one: Phase, ledger: LoadLedger, capacity: float, send: Send, rng: random.Random
 ) -> float:
     """Run it, print its summary, and return the capacity in requests/s from then on."""
     name, kind, amount, seconds = one
@@ -198,7 +198,7 @@ async def _run_phase(
     return capacity
 
 
-def unanswered(ledger: Ledger) -> str:
+def unanswered(ledger: LoadLedger) -> str:
     """The commonest failure of a phase without any answer, else ""."""
     if not ledger.outcomes or any(outcome.is_ok for outcome in ledger.outcomes):
         return ""

@@ -12,7 +12,7 @@ from sluice_cluster.settings import (
     HELM_VERSION,
     KUBERNETES_VERSION,
     MIN_GO,
-    ClusterError,
+    LocalClusterError,
     Paths,
 )
 from sluice_cluster.shell import Word, locked, run, run_visibly, say
@@ -112,7 +112,7 @@ def find_go(paths: Paths) -> Path:
 def _go_version(go: Path) -> str:
     try:
         return run([go, "version"]) if go.exists() else ""
-    except ClusterError:
+    except LocalClusterError:
         return ""
 
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from sluice_cluster import binaries, docker, images, kind, kind_node
 from sluice_cluster.choose import Choice, Found, choose
 from sluice_cluster.node import local
-from sluice_cluster.settings import REGISTRY, ClusterError, ImpossibleError, Settings
+from sluice_cluster.settings import REGISTRY, ClusterSettings, ImpossibleError, LocalClusterError
 from sluice_cluster.shell import Word, locked, run, say, succeeds
 from sluice_cluster.state import State
 
 CLIENTS = ("kubectl", "helm")
 
 
-def find(settings: Settings) -> Found:
+def find(settings: ClusterSettings) -> Found:
     """Find out what this machine offers."""
     return Found(
         kubeconfig=settings.kubeconfig,
@@ -31,7 +31,7 @@ def find(settings: Settings) -> Found:
     )
 
 
-def decide(settings: Settings) -> Choice:
+def decide(settings: ClusterSettings) -> Choice:
     """The cluster to use; ImpossibleError says what is missing."""
     choice = choose(find(settings))
     if choice.kind == "none":
@@ -39,7 +39,7 @@ def decide(settings: Settings) -> Choice:
     return choice
 
 
-def up(settings: Settings, with_images: bool) -> None:
+def up(settings: ClusterSettings, with_images: bool) -> None:
     """Start a cluster, with our images if asked; both at once if nothing is built yet."""
     choice = decide(settings)
     say(choice.reason)
@@ -55,7 +55,7 @@ def up(settings: Settings, with_images: bool) -> None:
         make_images(settings)
 
 
-def _up(settings: Settings, choice: Choice) -> State:
+def _up(settings: ClusterSettings, choice: Choice) -> State:
     paths = settings.paths
     before = State.read(paths.state_file)
     known = before.images if before is not None and before.kind == choice.kind else {}
@@ -88,17 +88,17 @@ def _aside(work: Callable[[], None]) -> Future[None]:
     return done
 
 
-def make_images(settings: Settings) -> None:
+def make_images(settings: ClusterSettings) -> None:
     """Build what changed, bring it to the cluster, and print the references."""
     state = State.read(settings.paths.state_file)
     if state is None:
-        raise ClusterError("no cluster is up: run `python3 cluster/cluster.py up` first")
+        raise LocalClusterError("no cluster is up: run `python3 cluster/cluster.py up` first")
     references = images.deliver(settings.paths, state)
     replace(state, images=references).write(settings.paths.state_file)
     print(json.dumps(references, indent=1))
 
 
-def down(settings: Settings) -> None:
+def down(settings: ClusterSettings) -> None:
     """End the cluster that was started here; one that the user brought is left alone."""
     paths = settings.paths
     state = State.read(paths.state_file)
@@ -115,7 +115,7 @@ def down(settings: Settings) -> None:
         say("no cluster was started from here")
 
 
-def status(settings: Settings) -> int:
+def status(settings: ClusterSettings) -> int:
     """Say what is up; 0 when it is healthy."""
     state = State.read(settings.paths.state_file)
     if state is not None:
@@ -130,7 +130,7 @@ def status(settings: Settings) -> int:
     return 0 if healthy else 1
 
 
-def environment(settings: Settings) -> str:
+def environment(settings: ClusterSettings) -> str:
     """Shell lines that make kubectl and helm find the cluster."""
     paths = settings.paths
     state = State.read(paths.state_file)
@@ -155,17 +155,17 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 with a sentence; 3 when no cluster is possible on this machine."""
     arguments = _arguments(given)
-    settings = Settings.from_environment()
+    settings = ClusterSettings.from_environment()
     try:
         return _dispatch(arguments, settings)
-    except ClusterError as error:
+    except LocalClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
 
 
-def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
+def _dispatch(arguments: argparse.Namespace, settings: ClusterSettings) -> int:
     match arguments.command:
         case "up":
             up(settings, arguments.images)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice_cluster.settings import COLD_NEED_BYTES, WARM_NEED_BYTES, ClusterError, Paths
+from sluice_cluster.settings import COLD_NEED_BYTES, WARM_NEED_BYTES, LocalClusterError, Paths
 from sluice_cluster.shell import locked, run_visibly, say
 
 # package: a file (or a pattern) that is there when the package is
@@ -81,7 +81,7 @@ def check_disk(paths: Paths) -> None:
     need = WARM_NEED_BYTES if warm else COLD_NEED_BYTES
     free = shutil.disk_usage(paths.cache).free
     if free < need:
-        raise ClusterError(
+        raise LocalClusterError(
             f"{paths.cache} has {free / 1e9:.0f} GB free, and the cluster with its images needs "
             f"about {need / 1e9:.0f} GB: free some, or set XDG_CACHE_HOME to a larger disk"
         )
@@ -92,4 +92,4 @@ def suite() -> str:
     for line in Path("/etc/os-release").read_text().splitlines():
         if line.startswith("VERSION_CODENAME="):
             return line.partition("=")[2].strip('"')
-    raise ClusterError("/etc/os-release names no VERSION_CODENAME, which debootstrap needs")
+    raise LocalClusterError("/etc/os-release names no VERSION_CODENAME, which debootstrap needs")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice_cluster import debian, docker, kind
 from sluice_cluster.content import key_of, key_of_files
-from sluice_cluster.settings import REGISTRY, ClusterError, Paths
+from sluice_cluster.settings import REGISTRY, LocalClusterError, Paths
 from sluice_cluster.shell import Word, locked, run, run_visibly, say, succeeds, wait_until
 from sluice_cluster.state import State
 
@@ -166,7 +166,7 @@ def prepare(paths: Paths) -> None:
 def deliver(paths: Paths, state: State, images: Sequence[Image] = IMAGES) -> dict[str, str]:
     """Build images whose inputs changed, and bring them to the cluster: {name: reference}."""
     if state.kind == "existing" and state.registry is None:
-        raise ClusterError(
+        raise LocalClusterError(
             "the cluster that SLUICE_KUBECONFIG names needs a registry to pull our images "
             "from: name one that it and this machine can reach in SLUICE_REGISTRY"
         )

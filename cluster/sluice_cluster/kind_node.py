@@ -155,7 +155,7 @@ def libraries(ldd: str) -> list[Path]:
 
 
 def _save_images(folder: Path, target: Path, images: Mapping[str, Path]) -> None:
-    """One image for each program, all in one archive; kube-proxy calls nft."""
+    """Save one image for each program, all in one archive; kube-proxy calls nft."""
     nft = Path("/usr/sbin/nft")
     for name, program in images.items():
         files = {f"/usr/local/bin/{program.name}": program}

@@ -26,13 +26,13 @@ COLD_NEED_BYTES = 25 * 10**9
 WARM_NEED_BYTES = 4 * 10**9
 
 
-class ClusterError(Exception):
+class LocalClusterError(Exception):
     """A problem that a person must solve, in one sentence. `exit_code`: the command's."""
 
     exit_code = 1
 
 
-class ImpossibleError(ClusterError):
+class ImpossibleError(LocalClusterError):
     """No way to a cluster on this machine."""
 
     exit_code = 3
@@ -74,7 +74,7 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ClusterSettings:
     """Settings from the environment; read here and nowhere else."""
 
     paths: Paths
@@ -89,7 +89,9 @@ class Settings:
         given = environment.get("SLUICE_KUBECONFIG")
         wanted = environment.get("SLUICE_CLUSTER") or ""
         if wanted not in ("", "kind", "local"):
-            raise ClusterError(f"SLUICE_CLUSTER may be kind or local, or unset; it is {wanted!r}")
+            raise LocalClusterError(
+                f"SLUICE_CLUSTER may be kind or local, or unset; it is {wanted!r}"
+            )
         repository = Path(__file__).resolve().parents[2]
         return cls(
             paths=Paths(repository=repository, cache=Path(cache_home) / "sluice"),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from sluice_cluster.settings import ClusterError
+from sluice_cluster.settings import LocalClusterError
 
 Word = str | Path  # one part of a command
 STARTED = time.monotonic()
@@ -17,7 +17,7 @@ PROGRESS_SECONDS = 5.0
 
 
 def say(message: str) -> None:
-    """One line of progress, with the seconds since the command started."""
+    """Print one line of progress, with the seconds since the command started."""
     print(f"[{time.monotonic() - STARTED:6.1f}s] {message}", file=sys.stderr, flush=True)
 
 
@@ -44,12 +44,12 @@ def run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise ClusterError(f"the command {name} is not installed") from error
+        raise LocalClusterError(f"the command {name} is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"{name} did not finish within {timeout:.0f} s") from error
+        raise LocalClusterError(f"{name} did not finish within {timeout:.0f} s") from error
     if check and done.returncode != 0:
         tail = (done.stderr or done.stdout).strip()[-2000:]
-        raise ClusterError(f"{' '.join(map(str, command))} failed: {tail}")
+        raise LocalClusterError(f"{' '.join(map(str, command))} failed: {tail}")
     return done.stdout
 
 
@@ -57,7 +57,7 @@ def succeeds(command: Sequence[Word], timeout: float = 30.0) -> bool:
     """True if `command` exists and exits 0."""
     try:
         run(command, timeout=timeout)
-    except ClusterError:
+    except LocalClusterError:
         return False
     return True
 
@@ -86,7 +86,7 @@ def run_visibly(
         code = _watch(process, what, log, describe)
     if code != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise ClusterError(f"{what} failed (the whole output is in {log}):\n{tail}")
+        raise LocalClusterError(f"{what} failed (the whole output is in {log}):\n{tail}")
     say(f"{what}: done in {time.monotonic() - started:.0f} s")
 
 
@@ -115,7 +115,7 @@ def wait_until(
     pause = threading.Event()
     while not holds():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{what}: not within {seconds:.0f} s. {why_not()}".strip())
+            raise LocalClusterError(f"{what}: not within {seconds:.0f} s. {why_not()}".strip())
         pause.wait(0.1)
 
 

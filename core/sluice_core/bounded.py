@@ -77,5 +77,5 @@ class Numbers:
         return found
 
     def leave_out(self) -> None:
-        """A whole message was left out."""
+        """Count a whole message that was left out."""
         self._unreadable[self._source] += 1

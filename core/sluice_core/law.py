@@ -49,7 +49,7 @@ class Prompt(NamedTuple):
 
 class Gaps(NamedTuple):
     """A request that decodes: its tokens so far, its late gaps, and its first token: if that was
-    in time, and when it came, on the clock of `Load`."""
+    in time, and when it came, on the clock of `StepLoad`."""
 
     num_made: int
     num_late: int
@@ -68,7 +68,7 @@ class Gaps(NamedTuple):
         return self.is_in_time and 1e3 * (at_s - self.first_s) <= itl_ms * num_gaps
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """The work that waits for a step.
 
     `prompts`: those that may have a place below the cap, in any order. `num_reserved`: tokens of
@@ -109,7 +109,7 @@ class Law:
         self._times = times
         self.held = NOBODY
 
-    def divide(self, limits: EngineLimits, load: Load) -> Division:
+    def divide(self, limits: EngineLimits, load: StepLoad) -> Division:
         """Choose the prompt tokens of the next step, and who is held."""
         step = _Step(self._times, limits, load, self.held)
         found = (rule.divide(step) for rule in RULES)
@@ -131,7 +131,7 @@ class _Step:
     """What the rules read of one step; times in ms from now."""
 
     def __init__(
-        self, times: StepTimes, limits: EngineLimits, load: Load, before: frozenset[Hashable]
+        self, times: StepTimes, limits: EngineLimits, load: StepLoad, before: frozenset[Hashable]
     ) -> None:
         self.times, self.limits, self.load, self.before = times, limits, load, before
         self.whole = max(limits.max_num_batched_tokens - load.num_reserved, 1)

@@ -112,7 +112,7 @@ class Line(Generic[Job]):
         return id(job) in self._jobs or id(job) in self._leaders
 
     def add(self, job: Job, leader: Job | None = None) -> None:
-        """A job comes. `leader`: another job that does most of its work; the new job stands
+        """Add a job. `leader`: another job that does most of its work; the new job stands
         directly behind it until it has left."""
         if leader is not None and leader in self:
             self._leaders[id(job)] = leader
@@ -125,7 +125,7 @@ class Line(Generic[Job]):
             self._add_late(job)
 
     def remove(self, job: Job) -> None:
-        """A job has its first token, or its client left. An unknown job is ignored."""
+        """Remove a job that has its first token or whose client left. An unknown one is ignored."""
         if leader := self._leaders.pop(id(job), None):
             self._followers[id(leader)].remove(job)
         elif self._jobs.pop(id(job), None) is not None:

@@ -69,11 +69,11 @@ class Shares(Generic[Job]):
         return share is not None and job in share.line
 
     def add(self, job: Job, leader: Job | None = None) -> None:
-        """A job comes to wait. `leader`: as in `Line`; of the same client."""
+        """Add a job that waits. `leader`: as in `Line`; of the same client."""
         self._share(job).line.add(job, leader)
 
     def remove(self, job: Job) -> None:
-        """A waiting job goes away. An unknown one is ignored."""
+        """Remove a waiting job. An unknown one is ignored."""
         share = self._shares.get(self._client_of(job))
         if share is not None:
             share.line.remove(job)
@@ -85,12 +85,12 @@ class Shares(Generic[Job]):
         return sum(1 for share in self._shares.values() if len(share.line))
 
     def take(self, job: Job, now_s: float) -> None:
-        """A waiting job gets its places, and waits no longer."""
+        """Give a waiting job its places; it waits no longer."""
         self._share(job).line.remove(job)
         self.hold(job, now_s)
 
     def hold(self, job: Job, now_s: float) -> None:
-        """A job gets its places, whether it waits on for something else or has not waited."""
+        """Give a job its places, whether it waits on for something else or has not waited."""
         share, places = self._share(job), self._places_of(job)
         self._pass(now_s)
         self._from = max(self._from, share.had_by(now_s))  # where one stands that is served now
@@ -100,7 +100,7 @@ class Shares(Generic[Job]):
         self._num_held += places
 
     def leave(self, job: Job, now_s: float) -> None:
-        """A job gives its places back. One that holds none is ignored."""
+        """Take a job's places back. One that holds none is ignored."""
         began_s = self._began.pop(id(job), None)
         if began_s is None:
             return

@@ -131,7 +131,7 @@ class StepTimes:
         return row[: self._width]
 
     def _compare(self, place: int, record: StepRecord, model: StepModel) -> None:
-        """The steps around a step show interference, so the first slow one gets a slowdown too."""
+        """Look for interference in the steps around a step: the first slow one counts too."""
         work = record.num_decodes, record.num_kv_tokens, record.num_prefill_tokens
         chunk_ms = self.tail.chunk_ms
         interference = self._interference or _Interference(

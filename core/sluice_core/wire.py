@@ -86,6 +86,15 @@ class Submit(Frame, frozen=True):
         return unpacked(self.prompt)
 
 
+class Encode(Frame, frozen=True):
+    """A text that becomes one vector. `prompt`: token ids, as in `Submit`. `num_skipped`: its first
+    tokens that do not count for the vector."""
+
+    request_id: str
+    prompt: bytes
+    num_skipped: Tokens = 0
+
+
 class Abort(Frame, frozen=True):
     """Free the request's blocks within one step: its client left. Unknown ids are ignored.
 
@@ -104,7 +113,7 @@ class Shutdown(Frame, frozen=True):
     """Leave the step loop once nothing runs or waits, then exit 0."""
 
 
-ToEngine = Submit | Abort | EngineLimits | CheckIntegrity | Shutdown
+ToEngine = Submit | Encode | Abort | EngineLimits | CheckIntegrity | Shutdown
 
 
 # engine process -> API process
@@ -173,12 +182,43 @@ class StepReport(Frame, frozen=True):
     price_s: NonNegative = 0.0
     is_long: bool = False
 
-    def as_step(self, num_tokens: int) -> EngineStep:
-        """Return the step as a frontend counts it. `num_tokens`: as in `EngineStep`."""
+    def as_step(self, num_tokens: int | None = None) -> EngineStep:
+        """Return the step as a frontend counts it. `num_tokens`: as in `EngineStep`; None: its
+        own."""
+        num = len(self.tokens) if num_tokens is None else num_tokens
         return EngineStep(
             self.epoch, self.started_s, self.step_s, self.num_decodes, self.num_prefill_tokens,
-            self.num_running, num_tokens, self.step_model, self.num_draft_tokens, self.num_padding,
+            self.num_running, num, self.step_model, self.num_draft_tokens, self.num_padding,
             self.is_slow, self.admitted, self.price_s,
+        )  # fmt: skip
+
+
+class Vector(Struct, frozen=True, array_like=True):
+    """A text's vector: `values` are packed float32."""
+
+    request_id: str
+    values: bytes
+
+
+class EncodeReport(Frame, frozen=True):
+    """One step over texts, as `StepReport`. `num_tokens`, `num_running`: of its texts."""
+
+    vectors: list[Vector]
+    epoch: Count
+    started_s: Finite
+    step_s: StepSeconds
+    num_tokens: Tokens
+    num_running: Tokens
+    snapshot: EngineLoad
+    step_model: StepModel | None = None
+    is_slow: bool = False
+    admitted: list[str] = []
+
+    def as_step(self) -> EngineStep:
+        """Return the step as a frontend counts it."""
+        return EngineStep(
+            self.epoch, self.started_s, self.step_s, 0, self.num_tokens, self.num_running,
+            step_model=self.step_model, is_slow=self.is_slow, admitted=self.admitted,
         )  # fmt: skip
 
 
@@ -210,7 +250,9 @@ class Failed(Frame, frozen=True):
     message: str
 
 
-FromEngine = Starting | Ready | StepReport | Finished | Heartbeat | Integrity | Failed
+FromEngine = (
+    Starting | Ready | StepReport | EncodeReport | Finished | Heartbeat | Integrity | Failed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

@@ -17,7 +17,7 @@ from sluice_frontend.serving.runtime import Runtime
 from .config import GateConfig
 from .engine.inner import SglangKey, VllmSocket
 from .engine.patience import Owed
-from .engine.upstream import Served, Upstream
+from .engine.upstream import ServedModel, Upstream
 from .proxy import Proxy
 from .queue.backend import GateBackend
 
@@ -96,8 +96,8 @@ class Gate:
 
     # -- news
 
-    def _ready(self, served: Served) -> None:
-        """The engine answers, for the first time or again."""
+    def _ready(self, served: ServedModel) -> None:
+        """Note that the engine answers, for the first time or again."""
         self.proxy.serves(served.model)
         self.backend.progress.window = served.window or math.inf
         ceiling = self.config.engine.capacity(served.capacity)
@@ -118,7 +118,7 @@ class Gate:
         self.backend.configure(self._limits())
 
     def _away(self) -> None:
-        """Nobody begins until it is back; those that began learn of it by their connection."""
+        """Let nobody begin until it is back; those that began learn of it by their connection."""
         if not self.backend.is_away:
             self.backend.is_away = True
             moment = timestamp(time.time())
@@ -156,8 +156,8 @@ class Gate:
         tick.decodes, tick.prefill_tokens = decodes, prefill
 
     async def _each_second(self) -> None:
-        """The engine's progress, also while a look at it lasts, and the step model from outside,
-        unless one comes from inside."""
+        """Report the engine's progress, also while a look at it lasts, and the step model from
+        outside, unless one comes from inside."""
         while True:
             await asyncio.sleep(SECOND_S)
             self.upstream.judge(self._owed())

@@ -115,7 +115,7 @@ class Relay:
         return True
 
     def _refused(self, flight: Flight, status: int) -> None:
-        """The engine gave no answer but an error of this status."""
+        """Note that the engine gave no answer but an error of this status."""
         kind = failure_of(status)
         if kind is None:
             self._backend.leave(flight, RequestError(f"the engine answered {status}"))

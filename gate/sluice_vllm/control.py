@@ -11,9 +11,9 @@ from sluice_core.port import EngineLimits, EngineLoad
 from sluice_core.steptime import StepRecord
 from sluice_core.wire import Ready, StepReport
 
-from .link import Link
+from .link import GateLink
 from .probe import what_lacks, why_never_held, why_whole
-from .settings import Settings, read
+from .settings import InnerSettings, read
 from .steering import KV_FULL, Begun, Steering
 
 log = logging.getLogger("vllm.sluice")
@@ -34,7 +34,7 @@ class Control:
     """
 
     def __init__(
-        self, scheduler: Any, given: Settings, version: str, *, may_cut: bool, may_hold: bool
+        self, scheduler: Any, given: InnerSettings, version: str, *, may_cut: bool, may_hold: bool
     ) -> None:
         """`may_cut`, `may_hold`: as in `Steering`."""
         self._scheduler, self._version = scheduler, version
@@ -51,7 +51,7 @@ class Control:
         )
         self.steering = Steering(scheduler, limits, may_cut=may_cut, may_hold=may_hold)
         self.trim = self.steering.trim
-        self.link = Link(given.socket, self._ready) if given.socket else None
+        self.link = GateLink(given.socket, self._ready) if given.socket else None
         self._steps: dict[int, _Step] = {}  # by vLLM's output
         self._ended_s: float | None = None  # of the last step; None: it left nothing to do
         self._num_preemptions = 0
@@ -71,7 +71,7 @@ class Control:
         return started_s
 
     def scheduled(self, output: Any, started_s: float) -> None:
-        """vLLM scheduled `output`."""
+        """Note that vLLM scheduled `output`."""
         self._num_preemptions += len(output.preempted_req_ids or ())
         begun = self.steering.scheduled(output, time.time())
         self._steps[id(output)] = _Step(started_s, self.limits, begun)

@@ -42,7 +42,7 @@ class GapBook:
     def book(
         self, ids: Iterable[str], requests: Mapping[str, Any], now_s: float, limits: EngineLimits
     ) -> None:
-        """A step of the requests `ids` has ended. `requests`: by id, without those that ended."""
+        """Book a step of the requests `ids`. `requests`: by id, without those that ended."""
         for request_id in ids:
             request = requests.get(request_id)
             if request is None:

@@ -21,7 +21,7 @@ MAX_BACKLOG_BYTES = 1 << 20
 """Most bytes that wait for a gate that does not read; it misses the reports beyond."""
 
 
-class Link:
+class GateLink:
     """The connection to the gate at `path`, remade when it breaks. `ready`: its first message."""
 
     def __init__(self, path: str, ready: Callable[[], Ready]) -> None:

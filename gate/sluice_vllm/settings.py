@@ -8,7 +8,7 @@ from sluice_core.contract import MAX_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class InnerSettings:
     """`socket`: where a gate listens, if there is one. The rest holds until it sends limits."""
 
     socket: str | None = None
@@ -17,13 +17,13 @@ class Settings:
     hold_share: float = 1.0
 
 
-def read(environ: Mapping[str, str]) -> Settings:
+def read(environ: Mapping[str, str]) -> InnerSettings:
     """Raises ValueError with a sentence if a target is no time, or the share no share."""
     share = _number("SLUICE_HOLD_SHARE", environ)
     if share is not None and not 0 <= share <= 1:
         given = environ["SLUICE_HOLD_SHARE"]
         raise ValueError(f"SLUICE_HOLD_SHARE must be from 0 to 1, and is {given!r}")
-    return Settings(
+    return InnerSettings(
         environ.get("SLUICE_GATE_SOCKET") or None,
         _milliseconds("SLUICE_ITL_MS", environ),
         _milliseconds("SLUICE_TTFT_MS", environ),

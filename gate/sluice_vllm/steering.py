@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from sluice_core.contract import StepModel
-from sluice_core.law import Division, Law, Load, Prompt
+from sluice_core.law import Division, Law, Prompt, StepLoad
 from sluice_core.port import EngineLimits
 from sluice_core.steptime import MIN_JUDGED, REFIT_S, StepRecord, StepTimes
 
@@ -24,7 +24,7 @@ KV_FULL = 0.95
 is held."""
 
 
-class Work(NamedTuple):
+class Running(NamedTuple):
     """vLLM's running requests: those that decode, their KV tokens, and those with a prompt left."""
 
     decodes: Sequence[Any]
@@ -32,7 +32,7 @@ class Work(NamedTuple):
     chunks: Sequence[Any]
 
     @classmethod
-    def of(cls, running: Sequence[Any]) -> "Work":
+    def of(cls, running: Sequence[Any]) -> "Running":
         """Tell them apart."""
         decodes = [request for request in running if not request.is_prefill_chunk]
         kv_tokens = sum(request.num_computed_tokens for request in decodes)
@@ -84,7 +84,7 @@ class Steering:
         now_s = max(now_s, self._turned_s + sum(self._expected_s))
         scheduler, limits = self._scheduler, self.limits
         scheduler.max_num_active_reqs = limits.cap
-        work = Work.of(scheduler.running)
+        work = Running.of(scheduler.running)
         num_running, num_waiting = scheduler.get_request_counts()
         num_free = max(limits.cap - num_running, 0) if num_waiting else 0
         if num_free and self._has_order:
@@ -132,7 +132,7 @@ class Steering:
         return begun
 
     def ended(self, output: Any, now_s: float) -> None:
-        """The oldest step under way ended at `now_s`, Unix time: book its tokens."""
+        """Book the tokens of the oldest step under way, which ended at `now_s`, Unix time."""
         self._expected_s.popleft()
         self._turned_s = now_s
         ids, requests = output.num_scheduled_tokens, self._scheduler.requests
@@ -161,16 +161,16 @@ class Steering:
         work = begun.decodes, begun.kv_tokens, begun.prefill
         return times.slowdown * times.step_ms(model, *work) / 1e3
 
-    def _reserved(self, work: Work) -> int:
+    def _reserved(self, work: Running) -> int:
         num_drafts: int = self._scheduler.num_spec_tokens
         return len(work.decodes) * (1 + num_drafts)
 
-    def _load(self, work: Work, num_free: int, now_s: float) -> Load:
+    def _load(self, work: Running, num_free: int, now_s: float) -> StepLoad:
         scheduler = self._scheduler
         queue = chain(getattr(scheduler, "kv_holding_waiting", ()), scheduler.waiting)
         candidates = chain(work.chunks, islice(queue, num_free)) if self._has_order else ()
         is_full = scheduler.kv_cache_manager.usage >= KV_FULL
-        return Load(
+        return StepLoad(
             now_s=now_s,
             prompts=[self._prompt(r) for r in candidates if not r.num_output_tokens],
             num_decodes=len(work.decodes),
@@ -193,7 +193,7 @@ class Steering:
     def _is_ending(self, request: Any) -> bool:
         return self._left(request) <= 1 and request.request_id not in self.division.held
 
-    def _others(self, work: Work) -> list[Any]:
+    def _others(self, work: Running) -> list[Any]:
         """Held ones by deadline, then those that will be late, whose blocks vLLM takes first."""
         held, others = self.division.held, [r for r in work.chunks if not self._is_ending(r)]
         first = sorted((r for r in others if r.request_id in held), key=self._due_s)

@@ -24,7 +24,7 @@ class PlainLinear:
         return linear(rows, self.weight, self.bias)
 
     def into(self, out: Tensor, rows: Tensor) -> None:
-        """The same, written to `out` [num_rows, out]."""
+        """Write the same to `out` [num_rows, out]."""
         torch.mm(rows, self.weight.t(), out=out)
         if self.bias is not None:
             out += self.bias

@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PagedView:
     """Pages of sequences (`page_rows`), and their visible slots as a bias on scores.
 
     A chunk at a sequence's start has rows None. A bias of a chunk that is only causal is None.
@@ -44,7 +44,7 @@ class Group:
     begin: int
     end: int
     is_decode: bool
-    views: Mapping[int | None, View]
+    views: Mapping[int | None, PagedView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class _Planner:
         views = self._views(self.lengths[end - 1], lambda window: self._decodes(begin, end, window))
         return Group(begin, end, True, views)
 
-    def _decodes(self, begin: int, end: int, window: int | None) -> View:
+    def _decodes(self, begin: int, end: int, window: int | None) -> PagedView:
         """The pages that a window reaches into; the first one may reach out of it."""
         lengths = torch.tensor(self.lengths[begin:end])
         first_pages = torch.zeros_like(lengths)
@@ -158,7 +158,7 @@ class _Planner:
             columns = first_pages[:, None] + torch.arange(num_pages)
             tables = tables.gather(1, columns.clamp(max=tables.shape[1] - 1))
         num_slots, device = num_pages * self._block_size, self._cache.device
-        return View(
+        return PagedView(
             page_rows(tables.to(device), self._num_kv_heads),
             padding_bias(
                 lengths.to(device), num_slots, self._num_kv_heads, self._cache.dtype, window
@@ -169,19 +169,21 @@ class _Planner:
         views = self._views(self.lengths[seq], lambda window: self._chunk(seq, window))
         return Group(self._offsets[seq], self._offsets[seq + 1], False, views)
 
-    def _chunk(self, seq: int, window: int | None) -> View:
+    def _chunk(self, seq: int, window: int | None) -> PagedView:
         start, count, like = self._starts[seq], self.counts[seq], self._cache
         if start == 0:
             bias = None if window is None else causal_bias(0, count, count, like, window)
-            return View(None, bias)
+            return PagedView(None, bias)
         first = 0 if window is None else max(start + 1 - window, 0) // self._block_size
         pages = slice(first, -(-(start + count) // self._block_size))
         table = self._spans.tables[seq : seq + 1, pages].to(like.device)
         num_slots = table.shape[1] * self._block_size
         bias = causal_bias(start - first * self._block_size, count, num_slots, like, window)
-        return View(page_rows(table, self._num_kv_heads), bias)
+        return PagedView(page_rows(table, self._num_kv_heads), bias)
 
-    def _views(self, longest: int, make: Callable[[int | None], View]) -> dict[int | None, View]:
+    def _views(
+        self, longest: int, make: Callable[[int | None], PagedView]
+    ) -> dict[int | None, PagedView]:
         shown = {w: None if w is None or w >= longest else w for w in self._windows}
         made = {window: make(window) for window in dict.fromkeys(shown.values())}
         return {window: made[shown[window]] for window in shown}

@@ -19,7 +19,7 @@ _FATAL = ("kopf._core.reactor.running", "kopf._core.reactor.orchestration")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The console script."""
+    """Run the console script."""
     run(parse(argv))
 
 

@@ -49,7 +49,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """A connection is done."""
+        """End a connection."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)

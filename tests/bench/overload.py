@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import aiohttp
 from bench.serving import NAME, VOCAB_SIZE, serving
-from sluice.load import Ledger, closed_loop, open_loop
+from sluice.load import LoadLedger, closed_loop, open_loop
 from sluice.machine import processor
 from sluice.measure.client import COMPLETIONS, Outcome, Retry, Shape, attempt
 
@@ -53,7 +53,7 @@ def is_good(outcome: Outcome, ttft_ms: float, tpot_ms: float) -> bool:
 async def offer(url: str, seed: int, given: argparse.Namespace, rate: float | None) -> Phase:
     """One phase: `rate` arrivals a second, or None for as many clients as there are places."""
     rng = random.Random(seed)
-    ledger = Ledger("")
+    ledger = LoadLedger("")
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
 
@@ -64,7 +64,7 @@ async def offer(url: str, seed: int, given: argparse.Namespace, rate: float | No
                 return
             ledger.outcomes.append(outcome)
 
-        def send(ledger: Ledger, due_s: float | None = None) -> asyncio.Task[None]:
+        def send(ledger: LoadLedger, due_s: float | None = None) -> asyncio.Task[None]:
             ledger.sent += 1
             return asyncio.create_task(one(SHAPE.body(rng), due_s or time.monotonic()))
 

@@ -19,7 +19,7 @@ import aiohttp
 import httpx
 from bench.serving import NAME, RANDOM_60M, VOCAB_SIZE, serving
 from integration.worker_process import Worker
-from sluice.load import Ledger, closed_loop
+from sluice.load import LoadLedger, closed_loop
 from sluice.machine import processor
 from sluice.measure.client import COMPLETIONS, Shape, attempt
 
@@ -31,14 +31,14 @@ SHAPE = Shape((100, 260), (16, 64), VOCAB_SIZE, NAME)
 async def waste(worker: Worker, cap: int, seconds: float) -> tuple[list[float], float]:
     """The metric, read ten times a second under a full cap, and the mean length in tokens."""
     rng = random.Random(0)
-    ledger, seen = Ledger("waste"), []
+    ledger, seen = LoadLedger("waste"), []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def one(body: dict[str, object]) -> None:
             url = worker.url + COMPLETIONS
             ledger.outcomes.append(await attempt(session, url, body, time.monotonic()))
 
-        def send(ledger: Ledger) -> asyncio.Task[None]:
+        def send(ledger: LoadLedger) -> asyncio.Task[None]:
             return asyncio.create_task(one(SHAPE.body(rng)))
 
         load = asyncio.create_task(closed_loop(send, ledger, cap, seconds))

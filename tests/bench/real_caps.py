@@ -52,7 +52,7 @@ from bench.serving import NAME, product_of, serving
 from integration.worker_process import Worker
 from research.generate import TRACES, Lengths
 from sluice.bench import caps
-from sluice.load import Ledger, closed_loop
+from sluice.load import LoadLedger, closed_loop
 from sluice.measure.client import COMPLETIONS, Outcome, Shape, request
 from sluice.numbers import positive
 from sluice.simulate.trace import Request
@@ -157,7 +157,7 @@ async def targets_of(worker: Worker, client: httpx.AsyncClient, aim: Aim) -> Tar
     """The targets to which a closed loop of clients has led; the worker is told them."""
     admin = Steered.of(worker, client)
     await admin.put(aim.clients)
-    await _loop(worker.url, aim, Ledger("warm-up"), aim.settle_s)
+    await _loop(worker.url, aim, LoadLedger("warm-up"), aim.settle_s)
     model = (await admin.seen())[0].step_model
     if model is None:
         raise SystemExit("the worker has no step model")
@@ -169,16 +169,16 @@ async def targets_of(worker: Worker, client: httpx.AsyncClient, aim: Aim) -> Tar
 
 async def capacity(url: str, aim: Aim) -> float:
     """Requests/s of a closed loop of clients."""
-    ledger, start = Ledger("capacity"), time.monotonic()
+    ledger, start = LoadLedger("capacity"), time.monotonic()
     await _loop(url, aim, ledger, aim.capacity_s)
     return len(ledger.outcomes) / (time.monotonic() - start)
 
 
-async def _loop(url: str, aim: Aim, into: Ledger, seconds: float) -> None:
+async def _loop(url: str, aim: Aim, into: LoadLedger, seconds: float) -> None:
     rng = Random(0)
     async with connections() as session:
 
-        def send(ledger: Ledger) -> asyncio.Task[None]:
+        def send(ledger: LoadLedger) -> asyncio.Task[None]:
             body = aim.shape.body(rng, aim.lengths.draw(rng))
 
             async def one() -> None:

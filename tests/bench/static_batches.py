@@ -20,8 +20,8 @@ from bench.serving import NAME, VOCAB_SIZE, serving
 from integration.worker_process import Worker
 from sluice.machine import processor
 from sluice.measure.client import COMPLETIONS, Outcome, Shape, request
-from sluice.measure.curve import Length, Tally, static
-from sluice.measure.endpoint import Counters, scrape
+from sluice.measure.curve import CurveTally, Length, static
+from sluice.measure.endpoint import ServerCounters, scrape
 from sluice.measure.targets import read_targets
 
 SIZE, WAVE, CHUNK = 8, 32, 2048
@@ -32,7 +32,7 @@ OUTPUTS = ((64, 64), (32, 96), (8, 128))
 
 async def wave(
     session: aiohttp.ClientSession, worker: Worker, bodies: list[dict[str, object]]
-) -> tuple[list[Outcome], float, Counters]:
+) -> tuple[list[Outcome], float, ServerCounters]:
     """Answers, CPU seconds of the engine, and the counters after them."""
     start = cpu_seconds(worker.engine_pid())
     url = worker.url + COMPLETIONS
@@ -57,7 +57,7 @@ async def pair(
         bodies = [shape.body(rng, one) for one in lengths]
         outcomes, seconds[is_static], after = await wave(session, worker, bodies)
         if not is_static:
-            tally = Tally(SIZE)
+            tally = CurveTally(SIZE)
             prompts = [prompt for prompt, _ in lengths]
             steps = after.steps - before.steps
             tally.add(outcomes, prompts, seconds[False], read_targets("ttft=1s"), steps, None)

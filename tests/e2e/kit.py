@@ -10,7 +10,7 @@ import httpx
 from demo.kube import Kube, condition, wait_for
 from sluice.kube import NAMESPACE, KubeError
 from sluice_cluster import binaries
-from sluice_cluster.settings import Settings
+from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import succeeds
 from sluice_cluster.state import State
 
@@ -41,7 +41,7 @@ class Cluster:
     @classmethod
     def installed(cls) -> "Cluster":
         """The cluster that is up, with the chart and our images; raises NoClusterError."""
-        settings = Settings.from_environment()
+        settings = ClusterSettings.from_environment()
         state = State.read(settings.paths.state_file)
         if state is None:
             raise NoClusterError(f"no cluster is up ({HOW})")

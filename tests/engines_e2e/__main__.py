@@ -20,7 +20,7 @@ from e2e.kit import Cluster, NoClusterError
 from engines_e2e.contexts import HERE, context_of
 from sluice.kube import KubeError
 from sluice_cluster import images
-from sluice_cluster.settings import ClusterError, Settings
+from sluice_cluster.settings import ClusterSettings, LocalClusterError
 from sluice_cluster.state import State
 
 CAP_IS = {"llamacpp": "gate", "vllm": "live"}
@@ -34,7 +34,7 @@ LOAD = ("--prompt-tokens", "8", "32", "--max-tokens", "8", "40")
 
 def show(engine: str, cluster: Cluster, out: Path) -> bool:
     """Tell one engine's story; whether all was seen."""
-    paths = Settings.from_environment().paths
+    paths = ClusterSettings.from_environment().paths
     state = State.read(paths.state_file)
     assert state is not None, "Cluster.installed has read it"
     image = context_of(engine, paths.repository / "build" / "engines-e2e")
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NoClusterError as e:
         say(str(e))
         return 3
-    except (KubeError, ClusterError, CannotInstall, httpx.HTTPError) as e:
+    except (KubeError, LocalClusterError, CannotInstall, httpx.HTTPError) as e:
         say(f"\nIt stopped: {e}")
         return 1
     except KeyboardInterrupt:

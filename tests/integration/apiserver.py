@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice_cluster import binaries
 from sluice_cluster.node import controlplane, pki, processes, render
-from sluice_cluster.settings import Settings
+from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import Word, succeeds, tail, wait_until
 
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
@@ -34,7 +34,7 @@ class ApiServer:
 @contextlib.contextmanager
 def running_apiserver(folder: Path) -> Iterator[ApiServer]:
     """Start etcd and kube-apiserver with data, keys and logs in `folder`; stop them at the end."""
-    bin_folder = binaries.ensure(Settings.from_environment().paths, PROGRAMS)
+    bin_folder = binaries.ensure(ClusterSettings.from_environment().paths, PROGRAMS)
     plane = _plan(bin_folder, folder)
     started: list[processes.Process] = []
     try:

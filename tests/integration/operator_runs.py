@@ -21,7 +21,7 @@ from integration.apiserver import ApiServer, free_ports
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import load_kube_config
 from sluice_cluster import binaries
-from sluice_cluster.settings import Settings
+from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import run, tail, wait_until
 from unit.operator.objects import changed, valid_object
 
@@ -177,7 +177,7 @@ def as_account(server: ApiServer, client: httpx.Client, name: str, folder: Path)
 
 def rendered_chart(release: str, *flags: str) -> list[Object]:
     """What `helm install` of that release into the namespace default would create."""
-    helm = binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
+    helm = binaries.ensure(ClusterSettings.from_environment().paths, ("helm",)) / "helm"
     given = ["--set=image=x", "--set=worker.image=y", "--namespace=default", *flags]
     text = run([helm, "template", release, ROOT / "charts/sluice", *given])
     return [body for body in yaml.safe_load_all(text) if body]

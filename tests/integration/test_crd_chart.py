@@ -13,7 +13,7 @@ import pytest
 import yaml
 from integration.apiserver import ApiServer
 from sluice_cluster import binaries
-from sluice_cluster.settings import ClusterError, Settings
+from sluice_cluster.settings import ClusterSettings, LocalClusterError
 from sluice_cluster.shell import Word, run
 
 CHART = Path(__file__).parents[2] / "charts" / "sluice"
@@ -27,7 +27,7 @@ Manifest = dict[str, Any]
 @pytest.fixture(scope="session")
 def helm() -> Path:
     """Helm, built from its Go module."""
-    return binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
+    return binaries.ensure(ClusterSettings.from_environment().paths, ("helm",)) / "helm"
 
 
 @pytest.fixture(scope="session")
@@ -288,7 +288,7 @@ def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(h
 def test_a_wrong_value_is_refused_by_name(
     helm: Path, arguments: tuple[str, ...], says: str
 ) -> None:
-    with pytest.raises(ClusterError, match=says):
+    with pytest.raises(LocalClusterError, match=says):
         template(helm, *arguments)
 
 

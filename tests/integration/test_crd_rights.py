@@ -11,7 +11,7 @@ import pytest
 from integration.apiserver import ApiServer
 from integration.operator_runs import Namespace, running_operator, write_models
 from sluice_cluster import binaries
-from sluice_cluster.settings import Settings
+from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import Word, run
 from unit.operator.objects import changed, valid_object
 
@@ -38,7 +38,7 @@ def as_operator(
     apiserver: ApiServer, space: Namespace, tmp_path_factory: pytest.TempPathFactory
 ) -> ApiServer:
     """The API server as the chart's service account sees it."""
-    helm = binaries.ensure(Settings.from_environment().paths, ("helm",)) / "helm"
+    helm = binaries.ensure(ClusterSettings.from_environment().paths, ("helm",)) / "helm"
     rendered = run(
         [helm, "template", "sluice", CHART, "--namespace", HOME, "--set", "image=a",
          "--set", f"worker.image=b,watchNamespaces={{{space.name}}}",

@@ -41,7 +41,7 @@ def add_length_arguments(
     output: tuple[int, int],
     output_type: Callable[[str], int] = count,
 ) -> None:
-    """The flags of a Shape's lengths, with their defaults."""
+    """Add the flags of a Shape's lengths, with their defaults."""
     for flag, default, of, read in (
         ("--prompt-tokens", prompt, "a prompt", count),
         ("--max-tokens", output, "an output", output_type),

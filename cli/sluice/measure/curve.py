@@ -71,7 +71,7 @@ class Wave:
 
 
 @dataclass(slots=True)
-class Tally:
+class CurveTally:
     """All waves at one cap. Seconds; a request without an answer counts as waiting for ever."""
 
     cap: int
@@ -105,7 +105,7 @@ class Tally:
 
 
 def point(
-    tally: Tally, targets: Targets, costs: StepCosts | None, silence_s: float = 0.0
+    tally: CurveTally, targets: Targets, costs: StepCosts | None, silence_s: float = 0.0
 ) -> dict[str, Any]:
     """One cap of the curve, ready for JSON: times in ms, shares 0..1, rates a second.
 
@@ -148,7 +148,7 @@ def _few(over: int, n: int, targets: Targets) -> bool:
     return over <= targets.allowed_share * n
 
 
-def _over(tally: Tally, targets: Targets) -> dict[str, Any]:
+def _over(tally: CurveTally, targets: Targets) -> dict[str, Any]:
     """For each target: the samples, those over it, and the verdict on their number."""
     samples = {"ttft": tally.ttft_s, "itl": tally.gaps_s, "e2e": tally.e2e_s}
     limits = {"ttft": targets.ttft_ms, "itl": targets.itl_ms, "e2e": targets.e2e_ms}
@@ -191,7 +191,7 @@ def recommend(points: Sequence[Mapping[str, Any]], *, has_targets: bool) -> int:
     return min(int(p["cap"]) for p in among if p["goodput_rps"] >= TIE_SHARE * best)
 
 
-def static(tally: Tally, costs: StepCosts | None) -> dict[str, Any]:
+def static(tally: CurveTally, costs: StepCosts | None) -> dict[str, Any]:
     """Static batches of the cap's size: padded rows, throughput gained (below 0: lost), mean gap.
 
     The gap is of a full batch without prefill. None if no step is known.

@@ -80,7 +80,7 @@ def _headers(path: Path | None) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class ServerCounters:
     """Counters of /metrics, under vLLM's names: tokens generated and engine steps since the start.
 
     `process_s`: start times of the processes that report one, in seconds of the epoch; they
@@ -92,7 +92,7 @@ class Counters:
     process_s: tuple[float, ...] = ()
     costs: StepCosts | None = None
 
-    def batch_since(self, before: "Counters | None") -> tuple[float | None, float | None]:
+    def batch_since(self, before: "ServerCounters | None") -> tuple[float | None, float | None]:
         """Steps, and tokens a step; None if `before` is of another process."""
         if before is None or before.process_s != self.process_s:
             return None, None
@@ -131,7 +131,7 @@ class LiveCap:
                 raise EndpointError(f"cap {cap} was refused: {why}")
 
     async def check(self) -> None:
-        """An operator restores its own cap within seconds, which spoils our measurement."""
+        """Warn: an operator restores its own cap within seconds, which spoils the measurement."""
         if (await read_config(self._session, self._url)).epoch != self._epoch:
             raise EndpointError(
                 "somebody else (an operator?) changed the cap meanwhile; measure a worker of your "
@@ -139,9 +139,9 @@ class LiveCap:
             )
 
     def slot(self) -> None:
-        """Nothing to hold: requests wait in the server."""
+        """Hold nothing: requests wait in the server."""
 
-    async def counters(self) -> Counters | None:
+    async def counters(self) -> ServerCounters | None:
         """Counters of the admin port, which need no token."""
         return await scrape(self._session, self._url, self._found.max_num_batched_tokens)
 
@@ -170,17 +170,17 @@ class ClientLimit:
         self._slots = asyncio.Semaphore(cap)
 
     async def check(self) -> None:
-        """Nothing to check: nobody else can change it."""
+        """Check nothing: nobody else can change it."""
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
         return self._slots
 
-    async def counters(self) -> Counters | None:
+    async def counters(self) -> ServerCounters | None:
         """Counters beside the API, at vLLM's place."""
         return await scrape(self._session, self._url)
 
     async def restore(self) -> None:
-        """Nothing to restore."""
+        """Restore nothing."""
 
 
 Cap = LiveCap | ClientLimit
@@ -216,7 +216,7 @@ async def find_live(
     return await named_live(admin, at, slo)
 
 
-def read_counters(text: str, chunk: int | None = None) -> Counters | None:
+def read_counters(text: str, chunk: int | None = None) -> ServerCounters | None:
     """The page's counters, None if it lacks them. `chunk`: the most prompt tokens of a step;
     without it the costs are unknown."""
     tokens = _values(text, "vllm:generation_tokens_total")
@@ -227,7 +227,7 @@ def read_counters(text: str, chunk: int | None = None) -> Counters | None:
         name: sum(_values(text, "sluice_step_model", f'coefficient="{name}"')) for name in "abcd"
     }
     known = StepCosts(**costs, chunk=chunk) if chunk and any(costs.values()) else None
-    return Counters(sum(tokens), sum(steps), _processes_of(text), known)
+    return ServerCounters(sum(tokens), sum(steps), _processes_of(text), known)
 
 
 def _processes_of(text: str) -> tuple[float, ...]:
@@ -246,7 +246,7 @@ def _values(text: str, name: str, label: str = "") -> list[float]:
 
 async def scrape(
     session: aiohttp.ClientSession, url: str, chunk: int | None = None
-) -> Counters | None:
+) -> ServerCounters | None:
     """The counters at `url`/metrics, None if there are none."""
     return read_counters(await _metrics(session, url), chunk)
 

@@ -48,7 +48,7 @@ def caps_png(result: Mapping[str, Any], path: Path) -> None:
 
 
 def log_scale(axis: Axes) -> None:
-    """A logarithmic y axis with plain numbers at 1, 2 and 5 of each decade."""
+    """Make the y axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.yaxis.set_major_formatter("{x:g}")

@@ -9,8 +9,7 @@ from msgspec import structs
 from sluice_core.contract import StepModel
 from sluice_core.steptime import REFIT_S, StepRecord
 from sluice_operator.tuner import PodView
-from sluice_worker.scheduling.step import Outcome as BookedToken
-from sluice_worker.scheduling.step import Step
+from sluice_worker.scheduling.step import BookedToken, Step
 
 from .pod import SimulatedPod
 

@@ -23,8 +23,7 @@ from sluice_operator.tuner import PodView
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Outcome as BookedToken
-from sluice_worker.scheduling.step import Step
+from sluice_worker.scheduling.step import BookedToken, Step
 
 from .delays import Delays
 from .noise import Noise
@@ -39,7 +38,7 @@ FIRST_SHARED = 1 << 30
 """First token id of shared prefixes, one for each name; ids below are of requests, one for each."""
 
 
-class Outcome(NamedTuple):
+class SimulatedEnd(NamedTuple):
     """The end of a request. `first_s`, the time of its first token, is infinite without one."""
 
     t_s: float
@@ -124,7 +123,7 @@ class SimulatedPod:
         """Sums over all closed ticks."""
         return self.recorder.totals
 
-    def outcomes(self) -> tuple[list[Outcome], list[Outcome]]:
+    def outcomes(self) -> tuple[list[SimulatedEnd], list[SimulatedEnd]]:
         """Requests that ended, in that order, and those that are still open."""
         return [_outcome(f) for f in self.done], [_outcome(f) for f in self.open.values()]
 
@@ -295,9 +294,11 @@ class SimulatedPod:
         return self.times.refit(now_s)
 
 
-def _outcome(timer: RequestTimer) -> Outcome:
+def _outcome(timer: RequestTimer) -> SimulatedEnd:
     first_s = inf if timer.first_s is None else timer.first_s
-    return Outcome(timer.arrival_s, first_s, timer.last_s, timer.num_tokens, timer.num_gaps_over)
+    return SimulatedEnd(
+        timer.arrival_s, first_s, timer.last_s, timer.num_tokens, timer.num_gaps_over
+    )
 
 
 def _prompt(request: Request, number: int, shared: dict[str | int, int]) -> bytes:

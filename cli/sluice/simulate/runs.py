@@ -36,7 +36,7 @@ class Tuner:
         self.last: Decision | None = None
 
     def decide(self, world: World) -> None:
-        """One pass of the operator, its changes acknowledged at once."""
+        """Make one pass of the operator; its changes are in force at once."""
         if self._is_idle:
             return
         seen = Observation(

@@ -10,11 +10,11 @@ from sluice_operator.tuner import Targets
 
 from sluice.measure.client import quantile
 
-from .pod import Outcome
+from .pod import SimulatedEnd
 from .world import World
 
 
-def _first_tokens(world: World, jobs: list[Outcome]) -> dict[str, Any]:
+def _first_tokens(world: World, jobs: list[SimulatedEnd]) -> dict[str, Any]:
     """Of admitted requests: those that still wait count with their age."""
     arrivals, target_ms = len(world.trace), world.targets.ttft_ms
     first_s = [(job.first_s if job.first_s < inf else world.now, job.t_s) for job in jobs]
@@ -75,18 +75,18 @@ def shares(world: World, before_s: float = inf) -> tuple[float, float]:
     return good / arrivals, smooth / arrivals
 
 
-def _outcomes(world: World) -> tuple[list[Outcome], list[Outcome]]:
+def _outcomes(world: World) -> tuple[list[SimulatedEnd], list[SimulatedEnd]]:
     """Requests of all pods that ended, and those that are still open."""
     ended, going = zip(*(pod.outcomes() for pod in world.pods + world.gone), strict=True)
     return list(chain.from_iterable(ended)), list(chain.from_iterable(going))
 
 
-def _whole(done: list[Outcome], targets: Targets) -> list[Outcome]:
+def _whole(done: list[SimulatedEnd], targets: Targets) -> list[SimulatedEnd]:
     """Those that ended in time."""
     return [job for job in done if 1e3 * (job.last_s - job.t_s) <= (targets.e2e_ms or inf)]
 
 
-def _good_and_smooth(jobs: list[Outcome], ttft_ms: float, itl_ms: float) -> tuple[int, int]:
+def _good_and_smooth(jobs: list[SimulatedEnd], ttft_ms: float, itl_ms: float) -> tuple[int, int]:
     """Numbers of `jobs` whose mean gap, or all but few gaps, are within the targets."""
     in_time = [job for job in jobs if 1e3 * (job.first_s - job.t_s) <= ttft_ms]
     gaps_ms = [(j.last_s - j.first_s) * 1e3 / max(1, j.num_tokens - 1) for j in in_time]

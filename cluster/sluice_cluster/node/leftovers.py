@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from sluice_cluster.node import network, processes
-from sluice_cluster.settings import ClusterError, Paths
+from sluice_cluster.settings import LocalClusterError, Paths
 from sluice_cluster.shell import run, say, wait_until, write_whole
 
 # programs of a cluster; those whose arguments name our folder are ours
@@ -166,5 +166,5 @@ def _unmount(roots: tuple[Path, ...]) -> None:
     for point in mounts_under(resolved, Path("/proc/self/mountinfo").read_text()):
         try:
             run(["umount", point])
-        except ClusterError:
+        except LocalClusterError:
             run(["umount", "--lazy", point], check=False)

@@ -20,7 +20,7 @@ from sluice_cluster.settings import (
     POD_CIDR,
     REGISTRY,
     SERVICE_CIDR,
-    ClusterError,
+    LocalClusterError,
     Paths,
 )
 from sluice_cluster.shell import Word, run, say, succeeds, tail, wait_until
@@ -72,7 +72,7 @@ class Node:
         command: list[Word] = [self.binaries / "kubectl", f"--kubeconfig={self.admin_config}"]
         try:
             return run([*command, *arguments], env=self.environment(), timeout=timeout)
-        except ClusterError:
+        except LocalClusterError:
             return ""
 
     def environment(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class Node:
         for name, process in self.register.read().items():
             if not process.alive:
                 log = self.paths.logs / f"{name}.log"
-                raise ClusterError(f"{name} ended; the end of {log}:\n{tail(log)}")
+                raise LocalClusterError(f"{name} ended; the end of {log}:\n{tail(log)}")
 
 
 def up(paths: Paths) -> None:

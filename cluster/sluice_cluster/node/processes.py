@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sluice_cluster.settings import ClusterError
+from sluice_cluster.settings import LocalClusterError
 from sluice_cluster.shell import Word, wait_until, write_whole
 
 
@@ -58,7 +58,7 @@ def stop(process: Process, seconds: float = 10.0) -> None:
     _signal(process, signal.SIGTERM)
     try:
         wait_until("stop", lambda: _reaped(process), seconds)
-    except ClusterError:
+    except LocalClusterError:
         _signal(process, signal.SIGKILL)
         wait_until(f"process {process.pid} to end", lambda: _reaped(process), 20.0)
 

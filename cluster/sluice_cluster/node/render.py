@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from string import Template
 
-from sluice_cluster.settings import ClusterError
+from sluice_cluster.settings import LocalClusterError
 
 
 def render(template: str, values: dict[str, str]) -> str:
@@ -13,7 +13,7 @@ def render(template: str, values: dict[str, str]) -> str:
     try:
         return Template(template).substitute(values)
     except KeyError as error:
-        raise ClusterError(f"a template asks for {error}, which nobody gave") from error
+        raise LocalClusterError(f"a template asks for {error}, which nobody gave") from error
 
 
 def kubeconfig(server: str, ca: bytes, certificate: bytes, key: bytes) -> str:

@@ -3,7 +3,7 @@
 `$(SLUICE_MODEL)` and `$(SLUICE_CAPACITY)` in its arguments are replaced by the kubelet.
 """
 
-from .engine import Engine, Invocation, Start
+from .engine import ForeignEngine, Invocation, Start
 
 
 def _invoke(start: Start) -> Invocation:
@@ -16,6 +16,6 @@ def _invoke(start: Start) -> Invocation:
     return Invocation(env=env)
 
 
-ENGINE = Engine(
+ENGINE = ForeignEngine(
     name="custom", kind="Custom", image="", invoke=_invoke, capacity=256, health="/v1/models"
 )

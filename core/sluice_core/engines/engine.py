@@ -65,7 +65,7 @@ class Invocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class ForeignEngine:
     """An engine as data.
 
     `name`: for `sluice-gate --engine`; `kind`: for `spec.engine.name`. `image`: the default, "" for

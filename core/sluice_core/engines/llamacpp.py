@@ -1,6 +1,6 @@
 """llama.cpp's server, which runs GGUF files. Pure."""
 
-from .engine import LOOPBACK, Engine, Invocation, Start, flags
+from .engine import LOOPBACK, ForeignEngine, Invocation, Start, flags
 
 
 def _invoke(start: Start) -> Invocation:
@@ -24,7 +24,7 @@ def _apart(joined: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part for flag in joined for part in flag.split("=", 1))
 
 
-ENGINE = Engine(
+ENGINE = ForeignEngine(
     name="llamacpp",
     kind="LlamaCpp",
     image="ghcr.io/ggml-org/llama.cpp:server-cuda",

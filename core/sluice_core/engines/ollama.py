@@ -1,6 +1,6 @@
 """Ollama, which is told by variables and loads the model before the gate is ready. Pure."""
 
-from .engine import LOOPBACK, Engine, Invocation, Start
+from .engine import LOOPBACK, ForeignEngine, Invocation, Start
 
 _SERVE = """
 ollama serve & server=$!
@@ -33,7 +33,7 @@ def _invoke(start: Start) -> Invocation:
     return Invocation(("sh", "-c", _SERVE), env=env)
 
 
-ENGINE = Engine(
+ENGINE = ForeignEngine(
     name="ollama",
     kind="Ollama",
     image="ollama/ollama:0.17.4",

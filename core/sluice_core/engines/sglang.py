@@ -1,6 +1,6 @@
 """SGLang, from its documented server arguments; it was never run here. Pure."""
 
-from .engine import ADMIN_KEY, LOOPBACK, Engine, Invocation, Start, flags
+from .engine import ADMIN_KEY, LOOPBACK, ForeignEngine, Invocation, Start, flags
 
 
 def _invoke(start: Start) -> Invocation:
@@ -29,7 +29,7 @@ def _invoke(start: Start) -> Invocation:
     return Invocation(("python3", "-m", "sglang.launch_server"), flags(given), flags(owned))
 
 
-ENGINE = Engine(
+ENGINE = ForeignEngine(
     name="sglang",
     kind="SGLang",
     image="lmsysorg/sglang:v0.5.9",

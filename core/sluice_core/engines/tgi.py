@@ -1,6 +1,6 @@
 """Text Generation Inference 3.3, from its documented launcher; it was never run here. Pure."""
 
-from .engine import LOOPBACK, Engine, Invocation, Start, flags
+from .engine import LOOPBACK, ForeignEngine, Invocation, Start, flags
 
 
 def _invoke(start: Start) -> Invocation:
@@ -18,7 +18,7 @@ def _invoke(start: Start) -> Invocation:
     return Invocation(("text-generation-launcher",), flags(given), flags(owned), env)
 
 
-ENGINE = Engine(
+ENGINE = ForeignEngine(
     name="tgi",
     kind="TGI",
     image="ghcr.io/huggingface/text-generation-inference:3.3.7",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .engine import LOOPBACK, Engine, Invocation, Start, flags
+from .engine import LOOPBACK, ForeignEngine, Invocation, Start, flags
 
 SCHEDULER = "sluice_vllm.Scheduler"
 PACKAGES = ("sluice_vllm", "sluice_core")
@@ -33,7 +33,7 @@ def _loads_scheduler(args: Sequence[str]) -> bool:
     return "--scheduler-cls" not in (arg.split("=")[0].replace("_", "-") for arg in args)
 
 
-ENGINE = Engine(
+ENGINE = ForeignEngine(
     name="vllm",
     kind="VLLM",
     image="vllm/vllm-openai:v0.32.0",

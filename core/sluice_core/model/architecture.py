@@ -103,7 +103,7 @@ class ModelShape:
             max_position=_max_position(family, config),
             tie_word_embeddings=config.get("tie_word_embeddings") is True,
             sliding_window=positive(config, "sliding_window") if sliding_layers else None,
-            dtype=_dtype(config),
+            dtype=dtype_of(config),
             sliding_layers=sliding_layers,
             experts=_experts(family, config, num_layers),
             qkv_bias=family.attention_bias == "qkv" or _bias(family, config),
@@ -322,7 +322,7 @@ def names_dtype(config: Mapping[str, object]) -> object:
     return config.get("dtype") or config.get("torch_dtype")
 
 
-def _dtype(config: Mapping[str, object]) -> str:
+def dtype_of(config: Mapping[str, object]) -> str:
     name = names_dtype(config) or "float32"
     if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPE_BYTES:
         raise SizingError(f"config.json: dtype must be one of {', '.join(sorted(DTYPE_BYTES))}.")

@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -43,16 +43,16 @@ NO_WORK = Counting(takes_place=False)
 class Operation:
     """A route.
 
-    `reply` None: text. `bodies`: the forms of the request's body; each is all of some types.
-    `neutral`: parameters that are accepted only at these values. `event`: the type of a stream's
-    events. `answers`: statuses whose body is `reply`; `errors`: those whose body is an ErrorReply.
+    `reply`: a Struct, or a type of JSON; None: text. `bodies`: forms of the request's body, each
+    all of some types. `neutral`: parameters that are accepted only at these values. `event`: of a
+    stream. `answers`: statuses whose body is `reply`; `errors`: those whose body is an ErrorReply.
     `counting`: of a route that brings an engine work, or might.
     """
 
     method: str
     path: str
     summary: str
-    reply: type[Struct] | None = None
+    reply: Any = None
     media_type: str = JSON
     bodies: tuple[Kinds, ...] = ()
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Operation:
         return self.counting is not None and self.counting.takes_place
 
 
-class Served(NamedTuple):
+class BoundOperation(NamedTuple):
     """A route and who answers it."""
 
     operation: Operation

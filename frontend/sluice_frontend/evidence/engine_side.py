@@ -65,7 +65,7 @@ class EngineSide:
         return 0 if self.load.waiting else max(0, free)
 
     def learn(self, num_tokens: int, parts: FirstParts, ttft_s: float, now_s: float) -> None:
-        """A prompt of `num_tokens` has its first token after `ttft_s`."""
+        """Learn that a prompt of `num_tokens` had its first token after `ttft_s`."""
         if self.step_model is None:
             return
         # With an order, the forecast adds the wait for other prompts.

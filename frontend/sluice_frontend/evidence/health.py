@@ -72,7 +72,7 @@ class Liveness:
         allowance_s: float = 0.0,
         is_heard: bool = True,
     ) -> None:
-        """A heartbeat: its step counter, and whether the engine has work. `allowance_s`: silence
+        """Note a heartbeat: its steps, and whether the engine has work. `allowance_s`: silence
         that this work explains, beyond the timeout. `is_heard`: False if only the counter may tell
         that the engine lives."""
         is_moving = steps != self.steps

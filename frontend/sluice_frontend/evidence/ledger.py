@@ -44,7 +44,7 @@ class Ledger:
         now_s: float,
         in_prefill: bool = False,
     ) -> None:
-        """A token was delivered at `now_s`. `parts`: of a first token's time, where they are known.
+        """Book a token delivered at `now_s`. `parts`: of a first token's time, if known.
 
         `is_drafted`: it came with another of the same step. `in_prefill`: as in
         `Recorder.next_token`.
@@ -69,7 +69,7 @@ class Ledger:
         computed_s: float,
         now_s: float,
     ) -> None:
-        """The last token, which came from the engine at `computed_s`, was delivered."""
+        """Book the end: the last token, computed at `computed_s`, was delivered."""
         e2e_s = self.recorder.finish(timer, now_s, computed_s)
         stats = self.stats
         stats.end(reason)
@@ -84,7 +84,7 @@ class Ledger:
             stats.observe("request_time_per_output_token_seconds", timer.mean_gap_ms / 1e3)
 
     def group_ended(self, num_tokens: Iterable[int]) -> None:
-        """All answers to a prompt have ended, with these lengths in tokens."""
+        """Book that all answers to a prompt have ended, with these lengths in tokens."""
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
     def leave(self, timer: RequestTimer, now_s: float) -> None:
@@ -94,7 +94,7 @@ class Ledger:
     def fail(
         self, timer: RequestTimer, error: SluiceError, now_s: float, *, has_begun: bool = False
     ) -> None:
-        """The server ended it: shed, failed or died. `has_begun`: as in `engine_failed`."""
+        """Book an end by the server: shed, failed or died. `has_begun`: as in `engine_failed`."""
         if not isinstance(error, RequestError | Overloaded):
             kind = "died" if isinstance(error, EngineDied) else failure_of(error.http_status)
             self.engine_failed(timer, kind or "other", has_begun=has_begun)
@@ -107,8 +107,8 @@ class Ledger:
         self.stats.end("error")
 
     def engine_failed(self, timer: RequestTimer, kind: str, *, has_begun: bool = False) -> None:
-        """The engine failed it. `has_begun`: its client has a part of the answer, which counts as
-        cut, also if no token was seen in it."""
+        """Book a failure of the engine. `has_begun`: its client has a part of the answer, which
+        counts as cut, also if no token was seen in it."""
         kind = "cut" if has_begun or timer.first_s is not None else kind
         self.recorder.fail(timer, kind)
         self.stats.fail(kind)

@@ -182,7 +182,7 @@ class Statistics:
         self.finished[reason] += 1
 
     def fail(self, kind: str) -> None:
-        """The engine failed a sequence, `kind` as in `contract.Failures`."""
+        """Count a sequence that the engine failed, `kind` as in `contract.Failures`."""
         self.end("error")
         self.failed[kind] += 1
 
@@ -190,7 +190,7 @@ class Statistics:
         self.rejected[reason] += 1
 
     def answer(self, route: str, method: str, status: int) -> None:
-        """An HTTP request was answered. Clients choose methods, so only known ones are labels."""
+        """Count an answered request. Clients choose methods, so only known ones are labels."""
         method = method if method in METHODS else "other"
         self.answered[route, method, f"{status // 100}xx"] += 1
 
@@ -199,7 +199,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MetricsView:
     """The state at the moment of a scrape. `last_minute`: its closed ticks."""
 
     is_ready: bool
@@ -216,11 +216,11 @@ class View:
 
 Values = Mapping[Any, Any]
 """Values by the family's own labels."""
-Value = Callable[[View, Statistics], float | Values | None]
+Value = Callable[[MetricsView, Statistics], float | Values | None]
 """One number, or several by label; None hides the family."""
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One row of the table."""
 
     kind: type[GaugeMetricFamily | CounterMetricFamily | InfoMetricFamily]
@@ -294,21 +294,24 @@ SKETCHES: Mapping[str, Callable[[Tick], Sketch]] = {
 """Latencies that have targets; the quantiles of their last minute are shown as well."""
 
 
-def _last_minute(name: str, view: View) -> Counter[int]:
+def _last_minute(name: str, view: MetricsView) -> Counter[int]:
     total = Counter[int]()
     for tick in view.last_minute:
         total.update(SKETCHES[name](tick))
     return total
 
 
-def _quantiles(name: str, view: View, _: Statistics) -> Values:
+def _quantiles(name: str, view: MetricsView, _: Statistics) -> Values:
     sketch = _last_minute(name, view)
     times_ms = {q: quantile_ms(sketch, float(q)) for q in ("0.5", "0.9", "0.95", "0.99", "0.999")}
     return {q: ms / 1e3 for q, ms in times_ms.items() if ms is not None}
 
 
-gauge, counter = partial(Family, GaugeMetricFamily), partial(Family, CounterMetricFamily)
-VLLM: Sequence[Family] = (
+gauge, counter = (
+    partial(MetricFamily, GaugeMetricFamily),
+    partial(MetricFamily, CounterMetricFamily),
+)
+VLLM: Sequence[MetricFamily] = (
     gauge("vllm:num_requests_running", "Sequences in the batch.", lambda v, _: v.load.running),
     gauge("vllm:num_requests_waiting", "Sequences that wait.", lambda v, _: _waiting(v.load)),
     gauge("vllm:num_requests_waiting_by_reason", "Sequences that wait, by reason.",
@@ -317,7 +320,7 @@ VLLM: Sequence[Family] = (
           lambda v, _: v.load.kv_usage),
     gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.",
           lambda *_: {"awake": 1, "weights_offloaded": 0, "discard_all": 0}, ("sleep_state",)),
-    Family(InfoMetricFamily, "vllm:cache_config", "The KV cache's configuration.",
+    MetricFamily(InfoMetricFamily, "vllm:cache_config", "The KV cache's configuration.",
            lambda v, _: {(): v.cache_config}),
     counter("vllm:prefix_cache_queries", "Prompt tokens looked up.",
             lambda v, _: v.load.prefix_queries),
@@ -349,7 +352,7 @@ VLLM: Sequence[Family] = (
     counter("http_requests", "HTTP requests answered.",
             lambda _, s: s.answered, ("handler", "method", "status"), ()),
 )  # fmt: skip
-OWN: Sequence[Family] = (
+OWN: Sequence[MetricFamily] = (
     gauge("sluice_ready", "1 if the worker serves.", lambda v, _: v.is_ready),
     gauge("sluice_open_requests", "Sequences that have not ended.", lambda v, _: v.open_requests),
     gauge("sluice_cap", "The cap in force.", lambda v, _: v.cap),
@@ -394,7 +397,7 @@ OWN: Sequence[Family] = (
 class WorkerCollector(Collector):
     """Yields every family from the statistics and one view."""
 
-    def __init__(self, model_name: str, stats: Statistics, view: Callable[[], View]) -> None:
+    def __init__(self, model_name: str, stats: Statistics, view: Callable[[], MetricsView]) -> None:
         self.labels = {"model_name": model_name, "engine": "0"}
         self.stats = stats
         self.view = view
@@ -417,7 +420,7 @@ class WorkerCollector(Collector):
         for family in OWN:
             yield from self._shown(family, view)
 
-    def _shown(self, family: Family, view: View) -> Iterator[Metric]:
+    def _shown(self, family: MetricFamily, view: MetricsView) -> Iterator[Metric]:
         values = family.value(view, self.stats)
         if values is None:
             return
@@ -441,7 +444,7 @@ class OwnCollector(WorkerCollector):
 
 
 def create_registry(
-    model_name: str, stats: Statistics, view: Callable[[], View]
+    model_name: str, stats: Statistics, view: Callable[[], MetricsView]
 ) -> CollectorRegistry:
     registry = CollectorRegistry()
     for kind in (ProcessCollector, PlatformCollector, GCCollector):

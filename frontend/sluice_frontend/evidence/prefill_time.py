@@ -53,7 +53,7 @@ class PrefillTime:
     def learn(
         self, model: StepModel, num_tokens: int, cached_tokens: int, seconds: float, now_s: float
     ) -> None:
-        """A prompt of `num_tokens` has its first token `seconds` after its admission."""
+        """Learn the `seconds` from admission to first token of a prompt of `num_tokens`."""
         kept, self._learned_s = self._kept(now_s), now_s
         self._mean.fade(kept)
         self._deviation.fade(kept)

@@ -86,7 +86,7 @@ class Recorder:
         return timer
 
     def refuse(self, cause: Cause | None = None) -> None:
-        """A request was answered 429 or 503 on arrival: it is over.
+        """Count a request that was answered 429 or 503 on arrival: it is over.
 
         `cause`: None for the lack that others wait for.
         """
@@ -96,7 +96,7 @@ class Recorder:
         self._count_whole(is_over=True)
 
     def refuse_for_deadline(self, wait_ms: float, rest_ms: float) -> None:
-        """A request was refused that expected `wait_ms` for a place and `rest_ms` of work.
+        """Count a refused request that expected `wait_ms` for a place and `rest_ms` of work.
 
         It is over if it would have missed a target. Missing a shorter deadline of its own does not
         count: otherwise a header could scale the service.
@@ -110,7 +110,7 @@ class Recorder:
             self._count_whole(is_over=True)
 
     def admit(self, request_ids: Iterable[str], step_start_s: float) -> None:
-        """These requests begin with a step that was scheduled at `step_start_s`."""
+        """Note that these requests begin with a step that was scheduled at `step_start_s`."""
         for request_id in request_ids:
             timer = self.requests.admit(request_id)
             if timer is not None:  # else its client has left
@@ -144,6 +144,10 @@ class Recorder:
         self.requests.leave(timer)
         timer.is_unseen, timer.decided = not timer.decided, True
 
+    def without_first(self, timer: RequestTimer) -> None:
+        """Judge a request by its end alone: its answer has no first token."""
+        timer.decided = timer.held_first = True
+
     def next_token(
         self, timer: RequestTimer, now_s: float, *, at_cap: bool, in_prefill: bool = False
     ) -> float:
@@ -168,7 +172,7 @@ class Recorder:
         return gap_s
 
     def drafted_token(self, timer: RequestTimer, now_s: float) -> None:
-        """One more token of the same step was delivered. It makes no gap: zeros would hide the gaps
+        """Count one more token of the same step. It makes no gap: zeros would hide the gaps
         between steps (vLLM's metric also counts steps)."""
         timer.last_s = now_s
         timer.num_tokens += 1
@@ -199,7 +203,7 @@ class Recorder:
     def drop(
         self, timer: RequestTimer, now_s: float, *, by_server: bool, refused: bool = False
     ) -> None:
-        """It ended without finishing. That is a miss if the server ended it for want of time
+        """Book an end without finishing. That is a miss if the server ended it for want of time
         (`by_server`: shed), or if the client left after the target had passed.
 
         `refused` but not `by_server`: dropped for its own deadline, shorter than the targets. It

@@ -49,7 +49,7 @@ class Ticks:
     # -- what is in force
 
     def start(self, epoch: int, cap: int, slo: Slo) -> None:
-        """The engine serves; this is in force from its first step on."""
+        """Put this in force, from the engine's first step on."""
         self.epoch, self.cap, self.slo = epoch, cap, slo
         self._is_started = True
 

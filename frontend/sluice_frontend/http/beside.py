@@ -172,7 +172,7 @@ def work(link: "Connection[Any, Any]") -> None:
 
 
 def main(number: str, memory_bytes: str) -> None:
-    """The process: signals are for its parent, with which it ends."""
+    """Run the process: signals are for its parent, with which it ends."""
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
     os.nice(NICENESS)

@@ -61,20 +61,20 @@ class Connections:
         self._told_s = float("-inf")
 
     def join(self, connection: "Connection") -> None:
-        """It waits for a request from now on."""
+        """Note that it waits for a request from now on."""
         idle = self._idle.setdefault(connection.address, OrderedDict())
         idle[connection] = None
         idle.move_to_end(connection)
 
     def leave(self, connection: "Connection") -> None:
-        """It waits no longer."""
+        """Note that it waits no longer."""
         if idle := self._idle.get(connection.address):
             idle.pop(connection, None)
             if not idle:
                 del self._idle[connection.address]
 
     def add(self, connection: "Connection", now_s: float) -> None:
-        """A newcomer. It is closed itself if it is too many and all others are busy."""
+        """Add a newcomer. It is closed itself if it is too many and all others are busy."""
         self._num_of[connection.address] += 1
         self.join(connection)
         num_all = self._num_of.total()
@@ -91,7 +91,7 @@ class Connections:
             log.warning("connections at their limit", extra={"max_connections": self._most})
 
     def remove(self, connection: "Connection") -> None:
-        """It is gone."""
+        """Forget one that is gone."""
         self.leave(connection)
         self._num_of[connection.address] -= 1
         if not self._num_of[connection.address]:
@@ -187,7 +187,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """The receive deadlines run from a request's first byte: to its headers', to its last."""
+        """Start the receive deadlines with a request's first byte: to its headers', to its last."""
         if self._has_nothing_begun():  # the time to dial ahead ends
             self._receive_timer = _cancelled(self._receive_timer)
         if self._receive_timer is None:
@@ -207,7 +207,7 @@ class Connection(H11Protocol):
         return self._is_idle() and not self.conn.is_in_body and not self.conn.trailing_data[0]
 
     def pause_writing(self) -> None:
-        """The client has stopped reading: cut it unless it continues."""
+        """Cut a client that has stopped reading, unless it continues."""
         super().pause_writing()
         if self._write_timer is None:
             self._arm_write()
@@ -231,7 +231,7 @@ class Connection(H11Protocol):
         self._watch_last_bytes()
 
     def _watch_last_bytes(self) -> None:
-        """A closed transport stays until its last bytes are read, few as they may be."""
+        """Keep a closed transport until its last bytes are read, few as they may be."""
         is_unwatched = self.transport.is_closing() and self._write_timer is None
         if is_unwatched and self.transport.get_write_buffer_size():
             self._arm_write()
@@ -266,7 +266,7 @@ class Connection(H11Protocol):
         log.debug("an upgrade was offered and not taken")
 
     def send_400_response(self, msg: str) -> None:
-        """The answer has our error body, if one can still be sent."""
+        """Answer with our error body, if one can still be sent."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return

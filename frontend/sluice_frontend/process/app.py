@@ -10,7 +10,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..api import probes, response_types
-from ..api.operations import Served
+from ..api.operations import BoundOperation
 from ..config import ServerConfig
 from ..evidence.health import Verdict
 from ..evidence.metrics import CONTENT_TYPE
@@ -19,7 +19,7 @@ from ..serving.admin import OPEN_PATHS, AdminPort
 from ..serving.runtime import Runtime
 
 
-def application(routes: Iterable[Served]) -> Starlette:
+def application(routes: Iterable[BoundOperation]) -> Starlette:
     """Make an application of `routes`, whose errors have OpenAI's shape."""
     made = []
     for operation, handler in routes:
@@ -38,7 +38,7 @@ def health_routes(
     liveness: Callable[[], Verdict],
     health: Callable[[], Verdict],
     readiness: Callable[[], Verdict],
-) -> list[Served]:
+) -> list[BoundOperation]:
     """The probes and the version, which need no engine. `health`: as in vLLM, whose charts use it
     for readiness."""
 
@@ -63,21 +63,21 @@ def health_routes(
         return answer(response_types.Version(version("sluice")))
 
     return [
-        Served(probes.HEALTHZ, healthz),
-        Served(probes.HEALTH, up),
-        Served(probes.READYZ, readyz),
-        Served(probes.VERSION, show_version),
+        BoundOperation(probes.HEALTHZ, healthz),
+        BoundOperation(probes.HEALTH, up),
+        BoundOperation(probes.READYZ, readyz),
+        BoundOperation(probes.VERSION, show_version),
     ]
 
 
-def probe_routes(runtime: Runtime, metrics: Callable[[], bytes]) -> list[Served]:
+def probe_routes(runtime: Runtime, metrics: Callable[[], bytes]) -> list[BoundOperation]:
     """Health, version and metrics: on both ports. `metrics`: the text of a scrape."""
 
     async def scrape(request: Request) -> Response:
         return Response(metrics(), media_type=CONTENT_TYPE)
 
     health = health_routes(runtime.liveness, runtime.health, runtime.readiness)
-    return [*health, Served(probes.METRICS, scrape)]
+    return [*health, BoundOperation(probes.METRICS, scrape)]
 
 
 def admin_app(
@@ -86,10 +86,10 @@ def admin_app(
     """The application that the operator and Prometheus speak to."""
     port = AdminPort(runtime)
     own = (
-        Served(probes.RUNTIME_CONFIG, port.runtime_config),
-        Served(probes.PATCH, port.patch),
-        Served(probes.EVIDENCE, port.evidence),
-        Served(probes.INTEGRITY, port.integrity),
+        BoundOperation(probes.RUNTIME_CONFIG, port.runtime_config),
+        BoundOperation(probes.PATCH, port.patch),
+        BoundOperation(probes.EVIDENCE, port.evidence),
+        BoundOperation(probes.INTEGRITY, port.integrity),
     )
     return EdgeMiddleware(
         application((*probe_routes(runtime, metrics), *own)),

@@ -11,13 +11,13 @@ class Listener(Protocol):
     """Takes news of the engine as a whole. `now_s`: monotonic seconds at receipt."""
 
     def serves(self, facts: EngineFacts) -> None:
-        """The engine serves."""
+        """Report that the engine serves."""
 
     def step(self, step: EngineStep, load: EngineLoad, now_s: float) -> None:
-        """A step was made, after which `load` is the engine's state."""
+        """Report a step, after which `load` is the engine's state."""
 
     def state(self, load: EngineLoad) -> None:
-        """A newer state came without a step."""
+        """Report a newer state, which came without a step."""
 
 
 class Backend(Protocol):

@@ -17,7 +17,7 @@ from sluice_core.work import Deadlines, Work
 from ..config import ServerConfig
 from ..evidence.health import Verdict
 from ..evidence.measured import Measured
-from ..evidence.metrics import MINUTE_TICKS, View, create_registry
+from ..evidence.metrics import MINUTE_TICKS, MetricsView, create_registry
 from .backend import Backend
 from .forecast import forecast_for, retry_after_s
 from .limits import RuntimeLimits
@@ -162,12 +162,12 @@ class Runtime:
         sentence = "the server shut down before this was finished"
         self.backend.fail_all(Draining(sentence, retry_after_s=1))
 
-    def view(self) -> View:
+    def view(self) -> MetricsView:
         engine, cache = self.backend.facts, dict(self._cache_config)
         if engine is not None:
             cache["block_size"] = str(engine.block_size)
             cache["num_gpu_blocks"] = str(engine.num_blocks)
-        return View(
+        return MetricsView(
             is_ready=self.readiness().ok,
             load=self.recorder.engine.load,
             open_requests=self.backend.num_open,

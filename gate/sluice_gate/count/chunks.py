@@ -226,7 +226,7 @@ class Chunks:
         self._told: dict[int, int] = defaultdict(int)  # tokens so far, by choice
 
     def close(self) -> None:
-        """No more will come. An event that begins an error or an end may lack its newline."""
+        """End the stream. An event that begins an error or an end may lack its newline."""
         self.feed(b"\n")
 
     @property

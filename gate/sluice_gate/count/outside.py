@@ -49,7 +49,7 @@ class OutsideModel:
         self._model: StepModel | None = None
 
     def gap(self, gap_ms: float, decodes: int, now_s: float) -> None:
-        """A gap without prefill beside it."""
+        """Add a gap without prefill beside it."""
         self._num_gaps += 1
         self._num_skipped += 1
         if self._num_skipped >= decodes or not self._newest:
@@ -67,7 +67,7 @@ class OutsideModel:
         self._sums.add(gap_ms, decodes, expected_ms, now_s)
 
     def prefill(self, prefill_ms: float, tokens: float, decodes: int, now_s: float) -> None:
-        """A prompt of so many tokens, from its admission to its first token."""
+        """Add a prompt of so many tokens, from its admission to its first token."""
         self._prefills.append(_Prefill(now_s, prefill_ms, tokens, decodes))
 
     def fit(self, now_s: float) -> StepModel | None:
@@ -122,7 +122,7 @@ class _Sums:
         self._at_s = 0.0
 
     def add(self, ms: float, decodes: int, expected_ms: float, now_s: float) -> None:
-        """One gap more; the older ones fade, but of MIN_GAPS equal ones none is lost at once."""
+        """Add a gap; the older ones fade, but of MIN_GAPS equal ones none is lost at once."""
         if now_s > self._at_s:
             self._fade(max(exp((self._at_s - now_s) / FORGET_S), 1 - 1 / MIN_GAPS))
             self._at_s = now_s

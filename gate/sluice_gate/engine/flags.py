@@ -6,7 +6,7 @@ from pathlib import Path
 from sluice_core.bounded import Share
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.engines import ENGINES
-from sluice_core.engines.engine import Engine, EngineName
+from sluice_core.engines.engine import EngineName, ForeignEngine
 from sluice_frontend.config import HOLD_SHARE_SAYS, Positive, flag
 
 
@@ -39,7 +39,7 @@ class EngineFlags:
         return self.max_num_seqs or told or self.facts.capacity
 
     @property
-    def facts(self) -> Engine:
+    def facts(self) -> ForeignEngine:
         """The engine as data."""
         return ENGINES[self.engine]
 

@@ -108,7 +108,7 @@ class SglangKey:
         self.is_set = False
 
     def tell(self, limits: EngineLimits) -> None:
-        """The cap is to be this."""
+        """Set the cap."""
         self._wanted = limits.cap
         self._news.set()
 

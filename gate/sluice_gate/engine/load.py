@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from sluice_core.bounded import MAX_COUNT, Numbers
-from sluice_core.engines.engine import Engine
+from sluice_core.engines.engine import ForeignEngine
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}\n]*\})? (\S+)", re.MULTILINE)
 """Within one line: a bracket that nothing closes must not be looked for to the end of the page."""
@@ -20,7 +20,7 @@ class ServerLoad:
     tokens: float | None = None
 
 
-def load_of(engine: Engine, text: str, numbers: Numbers) -> ServerLoad:
+def load_of(engine: ForeignEngine, text: str, numbers: Numbers) -> ServerLoad:
     """The load in a scrape; samples of one name are summed."""
     wanted = {*engine.waiting, *engine.kv_usage, *engine.preemptions, *engine.tokens}
     values: dict[str, float] = {}

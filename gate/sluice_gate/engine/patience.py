@@ -38,7 +38,7 @@ class Patience:
         self._slowest_s: float | None = None
 
     def learn(self, silent_s: float, prompts: Sequence[int]) -> None:
-        """An engine that computed prompts of so many tokens was silent for so long."""
+        """Learn how long an engine was silent that computed prompts of so many tokens."""
         if (total := sum(prompts)) >= MIN_TOKENS:
             self._slowest_s = max(silent_s / total, FORGET * (self._slowest_s or 0.0))
 

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """What the engine says of itself. `window`: tokens of a sequence, 0 if it does not say;
     `capacity`: the most sequences that it runs, None if it does not say."""
 
@@ -92,7 +92,7 @@ class Upstream:
         self._base = URL(self.url)
         self.is_up = False
         self.metrics = ""
-        self.on_ready: Callable[[Served], None] = lambda served: None
+        self.on_ready: Callable[[ServedModel], None] = lambda served: None
         self.on_away: Callable[[], None] = lambda: None
         self.on_load: Callable[[ServerLoad], None] = lambda load: None
         self._session: aiohttp.ClientSession | None = None
@@ -158,7 +158,7 @@ class Upstream:
         return EngineDied(f"the engine closed the connection at {moment}", retry_after_s=1)
 
     def away(self, why: str) -> None:
-        """Nobody is sent there until it answers again."""
+        """Send nobody there until it answers again."""
         if self.is_up:
             log.error("engine away", extra={"reason": why})
         self.is_up = False
@@ -237,11 +237,11 @@ class Upstream:
                         return ""
             return page.decode(errors="replace")
 
-    async def _served(self) -> Served:
+    async def _served(self) -> ServedModel:
         models = await self._json("/v1/models", _Models)
         first = models.data[0] if models and models.data else _Model()
         window = self._about.count(first.max_model_len) or 0
-        return Served(self._model or first.id, window, await self._capacity())
+        return ServedModel(self._model or first.id, window, await self._capacity())
 
     async def _capacity(self) -> int | None:
         """As llama.cpp and SGLang tell it."""

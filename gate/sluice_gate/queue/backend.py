@@ -85,7 +85,7 @@ class GateBackend:
     def token(
         self, flight: Flight, index: int, now_s: float, num: int = 1, *, is_drafted: bool
     ) -> None:
-        """`num` tokens of one of its sequences were handed over together."""
+        """Book `num` tokens of one of its sequences, handed over together."""
         tick, books = self._recorder.ticks.open, self.books
         tick.generated_tokens += num
         tick.decodes += num
@@ -101,7 +101,7 @@ class GateBackend:
                 self.outside.prefill(prefill_ms, flight.prompt_tokens, books.running - 1, now_s)
 
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
-        """Its answer was handed over; `num_tokens`: of all sequences together, if told."""
+        """Book a whole answer; `num_tokens`: of all sequences together, if reported."""
         self.progress.stepped(now_s)
         tick, is_unseen = self._recorder.ticks.open, not flight.first_seen
         if is_unseen:
@@ -115,13 +115,13 @@ class GateBackend:
         self._over(flight)
 
     def failed(self, flight: Flight, kind: str) -> None:
-        """The engine answered that it failed, or cut its answer; `kind` as in `Failures`."""
+        """Book that the engine failed, or cut its answer; `kind` as in `Failures`."""
         for timer in flight.timers:
             self._ledger.engine_failed(timer, kind)
         self._over(flight)
 
     def leave(self, flight: Flight, error: SluiceError | None = None) -> None:
-        """It ended otherwise: its client left, or `error`. An ended one is ignored."""
+        """Book any other end: its client left, or `error`. An ended one is ignored."""
         if flight.is_over:
             return
         now_s, ledger = time.monotonic(), self._ledger
@@ -185,7 +185,7 @@ class GateBackend:
         recorder.ticks.settle(in_cap)
 
     def loaded(self, load: ServerLoad) -> None:
-        """The engine's own metrics. Those that are prefilled now may wait for its memory."""
+        """Read the engine's own metrics. Those that are prefilled now may wait for its memory."""
         has_lack = bool(load.waiting) or (load.kv_usage or 0.0) > FULL_KV
         has_lack = has_lack or (load.preemptions or 0.0) > (self.load.preemptions or 0.0)
         self.load = load
@@ -230,7 +230,7 @@ class GateBackend:
                 flight.end(error)
 
     def configure(self, limits: EngineLimits) -> None:
-        """New limits from now on."""
+        """Put new limits in force."""
         self.queue.limits = limits
         for tell in self.on_limits:
             tell(limits)

@@ -125,7 +125,7 @@ class Books:
         return FirstParts(wait_s, kv_s, engine_s - kv_s)
 
     def streamed(self, flight: Flight, usage: tuple[int, int] | None) -> None:
-        """A streamed answer ended; `usage`: as the engine told it."""
+        """Book the end of a streamed answer; `usage`: as the engine reports it."""
         if usage is not None:
             seen = sum(timer.num_tokens for timer in flight.timers)
             self.num_seen = self.num_seen // 2 + seen

@@ -37,18 +37,18 @@ class Queue:
         return Terms(priority, due_s, flight.arrival_s, flight.prompt_tokens)
 
     def add(self, flight: Flight) -> None:
-        """A flight comes."""
+        """Add a flight."""
         self.waiting += flight.num_sequences
         self._shares.add(flight)
 
     def remove(self, flight: Flight) -> None:
-        """A waiting flight goes away."""
+        """Remove a waiting flight."""
         if flight in self._shares:
             self.waiting -= flight.num_sequences
             self._shares.remove(flight)
 
     def leave(self, flight: Flight) -> None:
-        """A flight that ran has ended."""
+        """Free the places of a flight that has ended."""
         self.running -= flight.num_sequences
         self._shares.leave(flight, time.monotonic())
 

@@ -19,7 +19,7 @@ class TokenSize:
         self._bytes, self._tokens = float(BYTES_PER_TOKEN), 1.0
 
     def learn(self, num_bytes: int, num_tokens: int) -> None:
-        """A prompt of so many bytes was so many tokens, within what engines can do."""
+        """Learn that a prompt of so many bytes was so many tokens, within what engines can do."""
         if num_bytes <= 0 or num_tokens <= 0:
             return
         self._bytes += num_bytes

@@ -41,7 +41,7 @@ class Library:
         return self._tile_words > 0 and words % self._tile_words == 0
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
-        """`name` on rows of `dtype`, with torch's number of threads."""
+        """Call `name` on rows of `dtype`, with torch's number of threads."""
         self._functions[name](dtype == torch.bfloat16, torch.get_num_threads(), *arguments)
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -63,7 +63,7 @@ class Library:
     # Kernels of one row each, which int8 products need too
 
     def to_bytes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """As `int8.ByteRows` says."""
+        """Scale rows, as `int8.ByteRows` says."""
         found = torch.empty(rows.shape, dtype=torch.uint8)
         scales = torch.empty(len(rows), dtype=torch.float32)
         addresses = (rows.data_ptr(), found.data_ptr(), scales.data_ptr())
@@ -71,7 +71,7 @@ class Library:
         return found, scales
 
     def scale_(self, products: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        """As `int8.ByteRows` says."""
+        """Scale rows, as `int8.ByteRows` says."""
         added = None if bias is None else bias.data_ptr()
         addresses = (products.data_ptr(), scales.data_ptr(), added)
         self.call("scale", products.dtype, *addresses, *products.shape)

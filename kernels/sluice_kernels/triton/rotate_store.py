@@ -102,7 +102,7 @@ def reference(
     slots: Tensor,
     num_heads: int,
 ) -> None:
-    """The same in torch, except that `heads` also gets the rotated keys."""
+    """Do the same in torch, except that `heads` also gets the rotated keys."""
     turning = heads[:, : num_heads + cache.shape[2]].float()
     if norm is not None:
         turning = rms_norm(turning, turning.shape[-1:], None, eps) * norm

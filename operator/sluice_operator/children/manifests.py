@@ -18,7 +18,7 @@ from ..settings import Settings
 from ..spec.service import API_VERSION, GROUP, KIND, InferenceService
 from . import pod
 from .pod import Manifest, secret_name
-from .runtime import OWNER_ANNOTATION, Runtime, runtime_name
+from .runtime import OWNER_ANNOTATION, DecidedRuntime, runtime_name
 
 SERVICE_PORT = 80
 MANAGED_BY = "sluice-operator"
@@ -98,7 +98,7 @@ def is_of_former(service: InferenceService, live: Object) -> bool:
     )
 
 
-def configmap(service: InferenceService, settings: Settings, runtime: Runtime) -> Manifest:
+def configmap(service: InferenceService, settings: Settings, runtime: DecidedRuntime) -> Manifest:
     """Cap, epoch, targets, order and the tuner's memory, mounted into the pods. Pods read it once,
     when they start: an edit of targets or order restarts none."""
     data = {**runtime.data(), **_targets(service)}

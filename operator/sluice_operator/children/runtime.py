@@ -45,7 +45,7 @@ def runtime_name(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class DecidedRuntime:
     """The decided state of one object. `cap` None: no pod has reported its prediction yet.
 
     `epoch` rises with every change of the cap and is persisted before any pod hears of it.
@@ -63,14 +63,14 @@ class Runtime:
         return {"epoch": str(self.epoch), **cap, "replicas": str(self.replicas), "past.json": past}
 
 
-def parse(data: Mapping[str, str]) -> Runtime | None:
+def parse(data: Mapping[str, str]) -> DecidedRuntime | None:
     """Read ConfigMap data; None if a person has spoilt the numbers."""
     epoch = count(data.get("epoch"), _MAX_EPOCH)
     replicas = count(data.get("replicas"), MAX_REPLICAS)
     cap = count(data.get("cap"), MAX_NUM_SEQS)
     if epoch is None or replicas is None or ("cap" in data and not cap):
         return None
-    return Runtime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
+    return DecidedRuntime(epoch, cap, replicas, _past_of(data.get("past.json", "{}")))
 
 
 def _past_of(text: str) -> Past:

@@ -12,7 +12,7 @@ from .client import Cluster
 from .observed import Object, Pod, Trouble, essence_of, failure_of
 
 
-class Failures:
+class FailedPods:
     """Failed pods of one object, by the pods' `label`; read every `every_s` at most."""
 
     def __init__(self, cluster: Cluster, namespace: str, label: str, every_s: float) -> None:

@@ -125,7 +125,7 @@ class Children:
         return found
 
     async def _read(self, refs: Iterable[Ref]) -> None:
-        """A child that cannot be read stays as it was known."""
+        """Read a child; one that cannot be read stays as it was known."""
         for ref in refs:
             try:
                 live = await self._cluster.get(ref)

@@ -49,7 +49,7 @@ class Operator:
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
     def see(self, dependencies: Dependencies, key: Key, body: Object) -> None:
-        """The watch shows an object."""
+        """Take in an object that the watch shows."""
         task = self.tasks.get(key)
         if task is None or task.done():
             self.store.open(key)
@@ -61,14 +61,14 @@ class Operator:
         self.reconcilers[key].see(body)
 
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
-        """The watch shows a child, or that it is gone."""
+        """Take in a child that the watch shows, or that it is gone."""
         tell = self.store.lose if is_gone else self.store.show
         for key in tell(owner_of(kind, body), kind, body):
             if reconciler := self.reconcilers.get(key):
                 reconciler.wake()
 
     async def forget(self, key: Key, uid: str) -> None:
-        """The object with `uid` is gone; another one of its name may have been seen before that."""
+        """Forget the object with `uid`; another one of its name may have been seen before that."""
         reconciler = self.reconcilers.get(key)
         if reconciler and reconciler.uid == uid:
             await self._end(key)
@@ -132,7 +132,7 @@ def _register_lifecycle(registry: kopf.OperatorRegistry, operator: Operator) -> 
 
 
 def _end_watches() -> None:
-    """One watch has failed, and the others may still run. Once kopf has closed its session they
+    """End the others after one watch has failed. Once kopf has closed its session they
     would wait for new credentials, and may then survive kopf's own cancellation for ten minutes."""
     for task in asyncio.all_tasks():
         if task.get_name().startswith(_WATCH):
@@ -193,7 +193,7 @@ class _NoDifferences(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

@@ -61,7 +61,7 @@ class Reconciler:
         return str(self._body.get("metadata", {}).get("uid", ""))
 
     def see(self, body: Object) -> None:
-        """The object as of a watch event. A change of its status alone does not wake us."""
+        """Take in the object of a watch event. A change of its status alone does not wake us."""
         before = self._body
         if version(body) <= version(before):
             return

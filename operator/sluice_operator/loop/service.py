@@ -11,8 +11,8 @@ from ..children import runtime
 from ..children.api_keys import ApiKeys
 from ..children.drift import manifest_hash
 from ..children.manifests import is_ours
-from ..children.runtime import Runtime
-from ..cluster.failures import Failures
+from ..children.runtime import DecidedRuntime
+from ..cluster.failures import FailedPods
 from ..cluster.observed import Object, Pod, pod_of
 from ..model.fit import judge
 from ..model.reader import ModelReader
@@ -37,7 +37,7 @@ class _Memory:
     `pods`: as last reported, by uid. `rivalry`: of others who write the replicas.
     """
 
-    runtime: Runtime | None = None
+    runtime: DecidedRuntime | None = None
     pods: Mapping[str, Pod] = field(default_factory=dict)
     rivalry: Rivalry = Rivalry()
 
@@ -52,7 +52,7 @@ class ServiceKind:
         self.children = Children(cluster, roster, store, self._key, every_s)
         self._model = ModelReader(cluster, dependencies.settings)
         self._scraper = Scraper(dependencies.client, dependencies.metrics, dependencies.exchanges)
-        self._failures = Failures(cluster, namespace, self.children.pods_label, every_s)
+        self._failures = FailedPods(cluster, namespace, self.children.pods_label, every_s)
         self._keys = ApiKeys(cluster)
 
     def stop(self) -> None:
@@ -156,7 +156,7 @@ class ServiceKind:
         return await self._scraper.scrape(targets, self.children.token, now, keep_s)
 
     async def _send(self, planned: Plan) -> None:
-        """A pod that cannot be reached gets its configuration again in the next pass."""
+        """Send configurations. A pod that cannot be reached gets its own again in the next pass."""
         answers = await asyncio.gather(
             *(
                 self._scraper.patch(_target(item.pod), self.children.token, item.patch)

@@ -76,7 +76,7 @@ class ModelReader:
         return found
 
     def stop(self) -> None:
-        """Nobody waits for the reading any more: it is not begun, unless it is under way."""
+        """Stop waiting for the reading: it is not begun, unless it is under way."""
         if self._under_way:
             self._under_way[1].cancel()
 

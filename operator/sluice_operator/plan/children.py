@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..children import drift, manifests
 from ..children.pod import grace_seconds
-from ..children.runtime import Runtime
+from ..children.runtime import DecidedRuntime
 from ..cluster.observed import NODE_S, Object, Rollout, rollout_of, unplaced
 from ..model.fit import ceiling_of, loading_bytes
 from ..reasons import Reason
@@ -37,7 +37,7 @@ def children_of(
     service: InferenceService,
     observed: Observed,
     settings: Settings,
-    runtime: Runtime,
+    runtime: DecidedRuntime,
     num_unplaced: int,
     *,
     is_pending: bool,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from sluice_core.contract import RuntimeConfig
 
 from ..children import manifests
-from ..children.runtime import Runtime
+from ..children.runtime import DecidedRuntime
 from ..cluster.observed import Object, Pod, Trouble
 from ..model.fit import Fit
 from ..pods.scrape import Scrape
@@ -35,7 +35,7 @@ class Observed:
     fit: Fit
     token: str
     previous: Object
-    runtime: Runtime | None
+    runtime: DecidedRuntime | None
     accepted: Mapping[str, str]
     deleted: Collection[str]
     unsaved_s: float

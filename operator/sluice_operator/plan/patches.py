@@ -7,7 +7,7 @@ from typing import Any
 from sluice_core.contract import RuntimePatch
 from sluice_core.contract import Slo as WireSlo
 
-from ..children.runtime import Runtime
+from ..children.runtime import DecidedRuntime
 from ..cluster.observed import Pod
 from ..spec.service import Spec
 from .observed import Observed, scrape_of
@@ -21,7 +21,7 @@ class PodPatch:
     patch: RuntimePatch
 
 
-def patches_of(spec: Spec, observed: Observed, runtime: Runtime) -> Iterator[PodPatch]:
+def patches_of(spec: Spec, observed: Observed, runtime: DecidedRuntime) -> Iterator[PodPatch]:
     """Patches for every pod that is not as it should be: late, new, or with older targets."""
     if runtime.cap is None:
         return

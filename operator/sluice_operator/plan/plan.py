@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..children import manifests
-from ..children.runtime import Runtime
+from ..children.runtime import DecidedRuntime
 from ..cluster.observed import Object, Pod, Rollout, rollout_of
 from ..reasons import Reason
 from ..settings import Settings
@@ -43,7 +43,7 @@ class Plan:
     restored: Mapping[str, Notice]
     noticed: tuple[Notice, ...]
     status: dict[str, object]
-    runtime: Runtime | None
+    runtime: DecidedRuntime | None
     requeue_s: float
     pods: Mapping[str, Pod] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ def _plan_nothing(
 ) -> Plan:
     """No child is made: no pods are there, and the model does not fit, or is being read, or the
     API's keys are missing."""
-    runtime = observed.runtime or Runtime(0, None, 0)
+    runtime = observed.runtime or DecidedRuntime(0, None, 0)
     rollout = rollout_of(observed.live.get("Deployment"))
     report = _report(service, observed, Tuned(runtime, None), None, rollout)
     new_status = compose.build(report, observed.previous, now)

@@ -7,7 +7,7 @@ from msgspec import structs
 from sluice_core.engines import FOREIGN
 
 from ..children import manifests, resources
-from ..children.runtime import Runtime
+from ..children.runtime import DecidedRuntime
 from ..model.fit import UNREAD_CAP, ceiling_of, most_num_seqs
 from ..reasons import Reason
 from ..spec.kinds import MAX_BATCHED_TOKENS, MAX_NUM_SEQS
@@ -32,7 +32,7 @@ from .observed import Observed, configs, gone_views, pod_view
 class Tuned:
     """The runtime after this pass, and how it came about."""
 
-    runtime: Runtime
+    runtime: DecidedRuntime
     decision: Decision | None
     notices: tuple[Notice, ...] = ()
 
@@ -126,22 +126,22 @@ def tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> Tuned:
     return Tuned(after, decision, (*settled.notices, *told))
 
 
-def _unremembered(spec: Spec, observed: Observed) -> Runtime:
+def _unremembered(spec: Spec, observed: Observed) -> DecidedRuntime:
     """A new object, or one whose ConfigMap is gone or spoilt: its pods then report the state."""
     replicas = rival.replicas_of(observed.live.get("Deployment"))
     running = [config.cap for config in configs(observed) if config.epoch]
     cap = min(running) if running else spec.batching.initial_num_seqs
-    return Runtime(0, cap, replicas)
+    return DecidedRuntime(0, cap, replicas)
 
 
-def _decided(limits: CapLimits, runtime: Runtime, decision: Decision) -> Runtime:
+def _decided(limits: CapLimits, runtime: DecidedRuntime, decision: Decision) -> DecidedRuntime:
     """The decision as state: a change of the cap opens an epoch."""
     epoch = runtime.epoch + (decision.cap != runtime.cap)
     replicas = runtime.replicas if limits.replicas_external else decision.replicas
     return replace(runtime, epoch=epoch, cap=decision.cap, replicas=replicas)
 
 
-def _settle(observed: Observed, runtime: Runtime) -> Tuned:
+def _settle(observed: Observed, runtime: DecidedRuntime) -> Tuned:
     """Moves that need no evidence: the first cap, and a newer epoch if pods are ahead."""
     ahead = max((config.epoch for config in configs(observed)), default=0)
     # The ConfigMap was lost or edited; pods refuse an older epoch, and another cap in the same one.
@@ -156,7 +156,7 @@ def _settle(observed: Observed, runtime: Runtime) -> Tuned:
     return _adopt(observed, runtime) if runtime.cap is None else Tuned(runtime, None)
 
 
-def _is_refused(observed: Observed, runtime: Runtime) -> bool:
+def _is_refused(observed: Observed, runtime: DecidedRuntime) -> bool:
     """True if a pod runs another cap in this very epoch."""
     return runtime.cap is not None and any(
         config.epoch == runtime.epoch and config.cap != min(runtime.cap, config.ceiling)
@@ -164,7 +164,7 @@ def _is_refused(observed: Observed, runtime: Runtime) -> bool:
     )
 
 
-def _adopt(observed: Observed, runtime: Runtime) -> Tuned:
+def _adopt(observed: Observed, runtime: DecidedRuntime) -> Tuned:
     """The first cap is the least that the pods predict from their start-up profiles."""
     predicted = [config.cap for config in configs(observed)]
     if not predicted:

@@ -14,14 +14,14 @@ from sluice_core.model.sizing import carried_sequences, overflow_share
 from sluice_core.words import clean, clean_all
 
 from ..children.manifests import selector
-from ..children.runtime import Runtime
+from ..children.runtime import DecidedRuntime
 from ..cluster.observed import NODE_S, Object, Pod, Rollout, Trouble
 from ..model.fit import Fit
 from ..reasons import Foreign, Reason
 from ..spec.service import API_VERSION, KIND, MAX_HISTORY, InferenceService
 from ..tuner import Condition, Decision, TargetVerdict
 from ..tuner.evidence import pooled
-from ..tuner.types import Failures, Move, ReplicaChange
+from ..tuner.types import EngineFailures, Move, ReplicaChange
 from .usage import digits, step_times, work
 
 _MAX_MESSAGE, _MAX_REASON = 2048, 1024
@@ -47,7 +47,7 @@ class Report:
     commit: str
     rollout: Rollout
     pods: tuple[Pod, ...]
-    runtime: Runtime
+    runtime: DecidedRuntime
     desired: int
     ceiling: int | None
     decision: Decision | None
@@ -231,7 +231,7 @@ def _ready(report: Report) -> Condition:
     return Condition(False, Reason.STARTING, "; ".join(filter(None, (message, failed))))
 
 
-def _if_all(decision: Decision | None) -> Failures | None:
+def _if_all(decision: Decision | None) -> EngineFailures | None:
     """The failures, if nothing else comes of requests now."""
     return decision.failures if decision is not None and decision.failures.is_all else None
 
@@ -566,7 +566,7 @@ def _load(report: Report, decision: Decision, now: float) -> dict[str, Any]:
     return {**part, "cause": decision.cause} if decision.cause != "none" else part
 
 
-def _failed(failures: Failures) -> dict[str, Any]:
+def _failed(failures: EngineFailures) -> dict[str, Any]:
     if not failures.num:
         return {}
     return {"failed": dict(failures.by), "failedPercent": _percent(failures.share)}

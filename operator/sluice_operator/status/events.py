@@ -8,7 +8,7 @@ from sluice_core.errors import timestamp
 from sluice_core.words import clean
 
 from ..children.manifests import digest
-from ..children.runtime import Runtime
+from ..children.runtime import DecidedRuntime
 from ..cluster.observed import Object, Pod
 from ..reasons import Foreign, Reason
 from ..settings import FIELD_MANAGER
@@ -109,7 +109,7 @@ def _when(entry: Object) -> str:
     return at[: len("2006-01-02T15:0")] if is_share else at
 
 
-def decided(before: Runtime, after: Runtime, decision: Decision) -> Iterator[Notice]:
+def decided(before: DecidedRuntime, after: DecidedRuntime, decision: Decision) -> Iterator[Notice]:
     """The changes of a decision, with the evidence."""
     seen = _evidence_text(decision)
     if decision.cap_reason and after.cap != before.cap:

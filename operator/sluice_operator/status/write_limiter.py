@@ -74,7 +74,7 @@ class WriteTurns:
 
 
 @dataclass(slots=True)
-class Pace:
+class WritePace:
     """The pace of one object's status."""
 
     turns: WriteTurns
@@ -93,5 +93,5 @@ class Pace:
         return max(self.turn_s - now, 0.0)
 
     def wrote(self) -> None:
-        """The status was written just now, with all that it holds."""
+        """Note that the status was written just now, with all that it holds."""
         self.written_s, self.turn_s = self.turns.clock(), None

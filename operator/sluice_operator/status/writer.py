@@ -7,7 +7,7 @@ from ..children.manifests import digest
 from ..cluster.client import Cluster
 from ..cluster.observed import Object
 from ..spec.service import API_VERSION, KIND
-from .write_limiter import Pace, WriteTurns
+from .write_limiter import WritePace, WriteTurns
 
 
 class StatusWriter:
@@ -18,7 +18,7 @@ class StatusWriter:
     """
 
     def __init__(self, cluster: Cluster, turns: WriteTurns) -> None:
-        self._cluster, self._pace = cluster, Pace(turns)
+        self._cluster, self._pace = cluster, WritePace(turns)
         self._accepted = ""
         self.unwritten: Object = {}
 

@@ -29,7 +29,7 @@ from .types import (
     Bound,
     Cause,
     Condition,
-    Failures,
+    EngineFailures,
     Move,
     Observation,
     Past,
@@ -65,7 +65,7 @@ class Context:
     window: TickWindow
     epoch: TickWindow
     verdicts: dict[TargetName, TargetVerdict]
-    failures: Failures
+    failures: EngineFailures
     work: Workload
     model: StepTime | None
     has_fixed_chunk: bool

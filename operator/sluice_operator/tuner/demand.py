@@ -188,7 +188,7 @@ def _stands_out(counts: Sequence[float], at: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class Backlog:
     """The requirement of a plan for replicas: all but the share `allowed` wait at most `wait_s`.
 
     `wait_s` is infinite without a first-token target; then only utilisation counts. `waiting`
@@ -209,7 +209,7 @@ class Queue:
 def plan_demand(
     arrivals: Arrivals,
     capacity: Capacity | None,
-    queue: Queue,
+    queue: Backlog,
     replicas: int,
     minimum: int,
 ) -> Demand:
@@ -252,7 +252,7 @@ def share_that_waits(per_s: float, dispersion: float, capacity: Capacity, replic
     return density / (density + beta * normal.cdf(beta))
 
 
-def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Queue, replicas: int) -> float:
+def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Backlog, replicas: int) -> float:
     """Chance that an arrival waits longer than `queue.wait_s`; the wait's tail is exponential."""
     most, offered = replicas * capacity.concurrency, arrivals.per_s * capacity.service_s
     spare = most - offered
@@ -263,7 +263,7 @@ def share_too_late(arrivals: Arrivals, capacity: Capacity, queue: Queue, replica
     return _in_order(late, offered / most, queue)
 
 
-def _in_order(late: float, busy: float, queue: Queue) -> float:
+def _in_order(late: float, busy: float, queue: Backlog) -> float:
     """The share that is late under the serving order; `late`: under first come, first served.
 
     If the late were never served, they would delay nobody. Then (1 - busy) / (1 - busy * late) of
@@ -274,7 +274,7 @@ def _in_order(late: float, busy: float, queue: Queue) -> float:
     return late * sqrt((1 - busy) / (1 - busy * late)) if queue.by_deadline else late
 
 
-def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> float:
+def share_late_in_prefill(arrivals: Arrivals, queue: Backlog, replicas: int) -> float:
     """The same for the wait for a pod's prefill, which takes one prompt after the other. The tail
     is that of a single server in heavy traffic (Kingman 1962).
 
@@ -291,7 +291,7 @@ def share_late_in_prefill(arrivals: Arrivals, queue: Queue, replicas: int) -> fl
 
 
 def _for_rate(
-    arrivals: Arrivals, capacity: Capacity, queue: Queue, utilisation: float, allowed: float
+    arrivals: Arrivals, capacity: Capacity, queue: Backlog, utilisation: float, allowed: float
 ) -> int:
     replicas = max(1, _whole(arrivals.per_s / (capacity.per_s * utilisation)))
     while replicas < k.MOST_REPLICAS:
@@ -301,7 +301,7 @@ def _for_rate(
     return replicas
 
 
-def _for_prefill(arrivals: Arrivals, queue: Queue, allowed: float, idle: float) -> int:
+def _for_prefill(arrivals: Arrivals, queue: Backlog, allowed: float, idle: float) -> int:
     """Pods among which prompts do not wait too long for each other, or whose prefill is busy for at
     most `idle` of the time."""
     most = max(1, _whole(arrivals.per_s * queue.prefill_s / idle))
@@ -315,7 +315,7 @@ def _whole(replicas: float) -> int:
     return ceil(min(replicas, k.MOST_REPLICAS))
 
 
-def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
+def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Backlog) -> int:
     """Pods that start a whole burst within the wait. They use free sequences and those that end;
     none of the burst's own ends before its service time."""
     if not arrivals.burst or queue.wait_s == inf:
@@ -324,7 +324,7 @@ def _for_burst(arrivals: Arrivals, capacity: Capacity, queue: Queue) -> int:
     return _whole(arrivals.burst / started)
 
 
-def _for_backlog(arrivals: Arrivals, capacity: Capacity, queue: Queue, replicas: int) -> int:
+def _for_backlog(arrivals: Arrivals, capacity: Capacity, queue: Backlog, replicas: int) -> int:
     """Pods that drain the queue in time, if `replicas` do not by themselves."""
     if drain_seconds(queue.waiting, arrivals, capacity, replicas) <= queue.drain_s:
         return 1

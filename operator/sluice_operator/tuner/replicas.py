@@ -11,7 +11,7 @@ from ..reasons import Reason
 from . import constants as k
 from .capacity import pod_capacity
 from .context import Case, Context, nothing_to_go_by
-from .demand import Arrivals, Capacity, Demand, Queue, plan_demand, read_arrivals
+from .demand import Arrivals, Backlog, Capacity, Demand, plan_demand, read_arrivals
 from .evidence import is_filled, recent
 from .types import Bound, Move, Observation, Past, ReplicaChange, TargetName
 from .verdicts import READERS
@@ -32,7 +32,7 @@ def measure_demand(context: Context, bound: Bound) -> Demand:
     )
 
 
-def _queue(context: Context, capacity: Capacity | None) -> Queue:
+def _queue(context: Context, capacity: Capacity | None) -> Backlog:
     targets = context.seen.targets
     wait_s, prefill_s = inf, 0.0
     if targets.ttft_ms is not None:
@@ -45,7 +45,7 @@ def _queue(context: Context, capacity: Capacity | None) -> Queue:
     spread = (context.work.total_sigma / max(context.work.prompt_tokens, 1.0)) ** 2
     # A queue that drains before a new pod is ready needs none.
     drain_s = max(targets.window_s, min(_cold_start_s(context.past), k.MAX_DRAIN_S))
-    return Queue(
+    return Backlog(
         wait_s,
         targets.allowed_share,
         drain_s,

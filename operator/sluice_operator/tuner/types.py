@@ -251,9 +251,9 @@ class TargetVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class EngineFailures:
     """Requests that the engines failed. `ended`: in the window, those that finished and `num` that
-    failed, `by` as in `contract.Failures`. `pod`: of several, the only one that failed any, or "".
+    failed, `by` cause. `pod`: of several, the only one that failed any, or "".
     `allowed_share`: up to which they may fail. `is_all`: nothing has finished of late, and enough
     has failed to tell that nothing is served.
     """
@@ -343,7 +343,7 @@ class Decision:
     slo_feasible: Condition
     metrics: Condition
     succeed: Condition
-    failures: Failures
+    failures: EngineFailures
     predicted_cap: int | None
     limited_by: LimitedBy | None
     desired_replicas: int

@@ -16,7 +16,7 @@ from . import interference
 from .detect import Moments, Series, design_effect, headroom
 from .evidence import Accepts, HeardPod
 from .tick_sums import Reading, TickSlice, TickWindow, add_up, series_of
-from .types import Failures, TargetName, Targets, TargetVerdict, Verdict
+from .types import EngineFailures, TargetName, Targets, TargetVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +272,11 @@ def _verifiable(needed: int, n: int, num_spans: int) -> bool:
 
 def read_failures(
     window: TickWindow, pods: Sequence[HeardPod], since_s: float, targets: Targets
-) -> Failures:
+) -> EngineFailures:
     """Requests that the engines failed in `window`, the ticks of `pods` since `since_s`."""
     finished, _ = window.total(_finished_and_failed)
     by = window.joined(_sum, _kinds)
-    return Failures(
+    return EngineFailures(
         ended=finished + sum(by.values()),
         by=by,
         allowed_share=min(k.FAILED_SHARE, targets.allowed_share),

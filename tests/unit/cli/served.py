@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice_core.contract import Causes, FirstTokens, Lengths, MemoryReport, StepModel, TokenGaps
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.plan.plan import plan
 from sluice_operator.pods.scrape import Scrape
 from sluice_operator.tuner import Past
@@ -55,7 +55,7 @@ def service_under_traffic(
         service,
         pods=(pod,),
         scrapes={pod.uid: Scrape(evidence, create_config(), now)},
-        runtime=Runtime(1, 4, 1, past),
+        runtime=DecidedRuntime(1, 4, 1, past),
     )
     body = valid_object()
     for path, value in spec.items():

@@ -12,8 +12,8 @@ from sluice import bench
 from sluice.__main__ import main
 from sluice.measure import curve
 from sluice.measure.client import Outcome
-from sluice.measure.curve import StepCosts, Tally
-from sluice.measure.endpoint import Counters, read_counters
+from sluice.measure.curve import CurveTally, StepCosts
+from sluice.measure.endpoint import ServerCounters, read_counters
 from sluice.measure.targets import read_targets
 from sluice.page import page, table, text_table
 
@@ -109,19 +109,19 @@ sluice_step_model{coefficient="resid_q",engine="0"} 1.5"""
 
 
 def test_what_a_wave_brought_is_known_only_of_counters_of_one_process() -> None:
-    before = Counters(1000.0, 100.0, (5.0,))
-    assert Counters(1400.0, 200.0, (5.0,)).batch_since(before) == (100.0, 4.0)
-    assert Counters(1000.0, 100.0, (5.0,)).batch_since(before) == (0.0, None)
-    assert Counters(1400.0, 200.0, (6.0,)).batch_since(before) == (None, None), "another pod"
-    assert Counters(900.0, 200.0, (5.0,)).batch_since(before) == (None, None)
-    assert Counters(1400.0, 90.0).batch_since(Counters(1000.0, 100.0)) == (None, None)
-    assert Counters(1400.0, 90.0).batch_since(None) == (None, None)
+    before = ServerCounters(1000.0, 100.0, (5.0,))
+    assert ServerCounters(1400.0, 200.0, (5.0,)).batch_since(before) == (100.0, 4.0)
+    assert ServerCounters(1000.0, 100.0, (5.0,)).batch_since(before) == (0.0, None)
+    assert ServerCounters(1400.0, 200.0, (6.0,)).batch_since(before) == (None, None), "another pod"
+    assert ServerCounters(900.0, 200.0, (5.0,)).batch_since(before) == (None, None)
+    assert ServerCounters(1400.0, 90.0).batch_since(ServerCounters(1000.0, 100.0)) == (None, None)
+    assert ServerCounters(1400.0, 90.0).batch_since(None) == (None, None)
 
 
 def result(**changes: Any) -> dict[str, Any]:
     points = []
     for cap, ttft_s in ((1, 3.0), (4, 0.4), (8, 0.3)):
-        tally, gap_s = Tally(cap), 0.004 * cap
+        tally, gap_s = CurveTally(cap), 0.004 * cap
         ok = Outcome("ok", "p", ttft_s, ttft_s + 10 * gap_s, 11, (gap_s,) * 10, 0)
         for seconds in (8.0 / cap, 9.0 / cap):
             tally.add([ok] * 8, [100] * 8, seconds, TARGETS, 88.0 / cap, float(cap))

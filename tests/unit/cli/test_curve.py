@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice.measure import curve
 from sluice.measure.client import Outcome
-from sluice.measure.curve import StepCosts, Tally
+from sluice.measure.curve import CurveTally, StepCosts
 from sluice.measure.targets import read_targets
 
 TARGETS = read_targets("ttft=1s,itl=50ms")
@@ -25,8 +25,8 @@ def answered(ttft_s: float = 0.1, output: int = 11, gap_s: float = 0.01) -> Outc
 REFUSED = Outcome("failed", "", 0.0, 0.0, 0, (), 0, "HTTP 429")
 
 
-def tally(outcomes: list[Outcome], cap: int = 4, steps: float | None = 100.0) -> Tally:
-    found = Tally(cap)
+def tally(outcomes: list[Outcome], cap: int = 4, steps: float | None = 100.0) -> CurveTally:
+    found = CurveTally(cap)
     found.add(outcomes, [100] * len(outcomes), 2.0, TARGETS, steps, 3.0)
     return found
 
@@ -70,7 +70,7 @@ def test_a_cap_that_is_done_sooner_and_holds_fewer_is_not_recommended() -> None:
     """Waves come every 30 s: 120 good of 200 in 28 s are more than 95 in 20."""
     points = []
     for cap, good, seconds in ((8, 120, 28.0), (32, 95, 20.0)):
-        found = Tally(cap)
+        found = CurveTally(cap)
         outcomes = [answered()] * good + [answered(2.0)] * (200 - good)
         found.add(outcomes, [100] * 200, seconds, TARGETS, 100.0, 3.0)
         points.append(curve.point(found, TARGETS, None, silence_s=30.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sluice.__main__ import main
-from sluice.load import Ledger, burst, open_loop, phase, quantile_ms, refusal
+from sluice.load import LoadLedger, burst, open_loop, phase, quantile_ms, refusal
 from sluice.measure.client import Outcome
 from sluice.measure.endpoint import base_url
 from sluice.measure.targets import read_targets
@@ -121,7 +121,7 @@ def test_quantile_is_a_value_that_occurred() -> None:
 
 
 def test_summary_counts_each_outcome_once_and_rates_only_good_ones() -> None:
-    ledger = Ledger("high", sent=3)
+    ledger = LoadLedger("high", sent=3)
     ledger.outcomes = [
         Outcome("ok", "p", 0.1, 1.0, 10, (0.1,) * 9, 0),
         Outcome("ok", "q", 0.2, 1.0, 10, (0.1,) * 9, 1),
@@ -137,32 +137,32 @@ def test_summary_counts_each_outcome_once_and_rates_only_good_ones() -> None:
 
 
 def test_summary_counts_good_requests_only_where_targets_are_given() -> None:
-    ledger = Ledger("high", read_targets("ttft=150ms"))
+    ledger = LoadLedger("high", read_targets("ttft=150ms"))
     ledger.outcomes = [Outcome("ok", "p", t, 1.0, 2, (0.1,), 0) for t in (0.1, 0.2)]
     assert ledger.summary(2.0)["good"] == 1
-    assert "good" not in Ledger("high").summary(2.0)
+    assert "good" not in LoadLedger("high").summary(2.0)
 
 
 async def test_open_loop_tells_when_each_request_was_due() -> None:
     dues: list[float] = []
 
-    def send(to: Ledger, due_s: float) -> asyncio.Task[None]:
+    def send(to: LoadLedger, due_s: float) -> asyncio.Task[None]:
         dues.append(due_s)
         time.sleep(0.02)  # a client that is kept from sending the next one in time
         return asyncio.create_task(asyncio.sleep(0))
 
     start = time.monotonic()
-    await open_loop(send, Ledger("open"), 500.0, 0.1, random.Random(1))
+    await open_loop(send, LoadLedger("open"), 500.0, 0.1, random.Random(1))
     assert len(dues) > 20
     assert dues == sorted(dues)
     assert dues[-1] - dues[0] < 0.1 < 0.02 * len(dues) < time.monotonic() - start
 
 
 async def test_burst_sends_all_at_once_and_ends_with_the_last_answer() -> None:
-    ledger, sent = Ledger("wave"), []
+    ledger, sent = LoadLedger("wave"), []
     gate = asyncio.Event()
 
-    def send(to: Ledger) -> asyncio.Task[None]:
+    def send(to: LoadLedger) -> asyncio.Task[None]:
 
         async def one() -> None:
             sent.append(to.name)

@@ -10,7 +10,7 @@ from sluice_cluster import binaries
 from sluice_cluster.images import IMAGES, image_key
 from sluice_cluster.node import processes
 from sluice_cluster.node.leftovers import mounts_under
-from sluice_cluster.settings import Settings
+from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.state import State
 
 MOUNTINFO = r"""
@@ -62,6 +62,6 @@ def test_only_a_go_that_knows_tool_directives_is_new_enough() -> None:
 
 
 def test_both_images_have_a_dockerfile_and_keys_of_their_own() -> None:
-    paths = Settings.from_environment({}).paths
+    paths = ClusterSettings.from_environment({}).paths
     assert all((paths.repository / image.dockerfile).exists() for image in IMAGES)
     assert len({image_key(paths, image) for image in IMAGES}) == len(IMAGES)

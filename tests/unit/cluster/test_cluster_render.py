@@ -11,9 +11,9 @@ import pytest
 import yaml
 from sluice_cluster.node import controlplane, render
 from sluice_cluster.node.pki import Authority, Identity
-from sluice_cluster.settings import ClusterError, Settings
+from sluice_cluster.settings import ClusterSettings, LocalClusterError
 
-TEMPLATES = Settings.from_environment({}).paths.templates
+TEMPLATES = ClusterSettings.from_environment({}).paths.templates
 VALUES = {
     "run": "/run/s",
     "var": "/var/s",
@@ -60,7 +60,7 @@ def test_the_kubelet_refills_cpu_quotas_every_ten_milliseconds(rendered: Path) -
 
 
 def test_a_value_that_nobody_gave_is_named() -> None:
-    with pytest.raises(ClusterError, match="node_port"):
+    with pytest.raises(LocalClusterError, match="node_port"):
         render.render("port: ${node_port}", {})
 
 

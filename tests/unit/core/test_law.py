@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core import law
 from sluice_core.latency import MIN_CHUNK_TOKENS
-from sluice_core.law import Division, Gaps, Law, Load, Prompt
+from sluice_core.law import Division, Gaps, Law, Prompt, StepLoad
 from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes
 
@@ -49,13 +49,13 @@ class Machine:
         self.law = Law(exact_times())
         self.tokens = dict(self.left)
 
-    def load(self) -> Load:
+    def load(self) -> StepLoad:
         num = len(self.decodes)
         prompts = [
             Prompt(name, left, self.tokens[name], 0.0, self.due_s[name])
             for name, left in self.left.items()
         ]
-        return Load(self.now_s, prompts, num, num, 400 * num, self.decodes, self.may_hold)
+        return StepLoad(self.now_s, prompts, num, num, 400 * num, self.decodes, self.may_hold)
 
     def step(self) -> Division:
         load = self.load()

@@ -30,6 +30,7 @@ PARSED = {
     "core/sluice_core/hub/reference.py": OWN,
     "core/sluice_core/hub/site.py": READ,
     "core/sluice_core/model/architecture.py": "a model's configuration: each number has its most",
+    "core/sluice_core/model/encoders.py": "the same",
     "core/sluice_core/model/files.py": "the same: whoever reads a field checks it",
     "core/sluice_core/model/stored.py": "eight bytes of a header, below its most",
     "frontend/sluice_frontend/config.py": OWN,
@@ -76,8 +77,10 @@ PARSED = {
     "worker/sluice_worker/api/app.py": OWN,
     "worker/sluice_worker/tasks/tokenize.py": "a tokenizer's own `decode`",
     "worker/sluice_worker/engine/client.py": TYPES,
-    "worker/sluice_worker/engine/process.py": "the API process's own messages",
+    "worker/sluice_worker/engine/machine.py": OWN,
+    "worker/sluice_worker/tasks/embed.py": OWN,
     "worker/sluice_worker/engine/startup.py": OWN,
+    "worker/sluice_worker/engine/process.py": "the API process's own messages",
 }
 """Why a module may parse."""
 

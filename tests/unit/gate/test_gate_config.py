@@ -11,7 +11,7 @@ from sluice_core.errors import ConfigError
 from sluice_core.wire import Ready
 from sluice_gate.config import parse
 from sluice_gate.gate import live_at_start
-from sluice_vllm.link import Link
+from sluice_vllm.link import GateLink
 from unit.gate.crowds import both, until
 
 UPSTREAM = ("--upstream", "http://127.0.0.1:8100")
@@ -54,7 +54,7 @@ async def test_a_share_of_a_hold_reaches_the_engine_from_the_flag_and_live(tmp_p
     own = ("--engine", "vllm", "--max-num-seqs", "4", "--engine-socket", path)
     ready = Ready(4, 4, 4, 2048, 16, 100, 1600, MemoryReport({}, {}, 1600), None, "")
     async with both(tmp_path, *own, "--slo-ttft-ms", "500", "--hold-share", "0.5") as (_, running):
-        with closing(Link(path, lambda: ready)) as link:
+        with closing(GateLink(path, lambda: ready)) as link:
 
             def is_told(share: float) -> bool:
                 return any(told.hold_share == share for told in link.receive(time.monotonic()))

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from sluice_core.bounded import Numbers
 from sluice_core.engines import ENGINES
-from sluice_core.engines.engine import Engine
+from sluice_core.engines.engine import ForeignEngine
 from sluice_gate.engine.load import ServerLoad, load_of
 
 VLLM = """# HELP vllm:num_requests_running Running.
@@ -21,7 +21,7 @@ vllm:num_preemptions_total{engine="0",model_name="m"} NaN-broken
 """
 
 
-def read(facts: Engine, text: str) -> ServerLoad:
+def read(facts: ForeignEngine, text: str) -> ServerLoad:
     return load_of(facts, text, Numbers("metrics", Counter()))
 
 

@@ -11,7 +11,7 @@ import pytest
 from engines.gate import Gate
 from sluice_core.port import EngineLimits
 from sluice_vllm.control import Control, attach
-from sluice_vllm.settings import Settings
+from sluice_vllm.settings import InnerSettings
 from unit.gate.made_vllm import CEILING, TOKENS, Request, Scheduler
 
 Make = Callable[..., tuple["Control", "Scheduler"]]
@@ -41,7 +41,7 @@ def controlled() -> Iterator[Make]:
 
     def make(path: Path, *, epoch: int = 1, may_cut: bool = True) -> tuple[Control, Scheduler]:
         scheduler = Scheduler(num_blocks=100)
-        given = Settings(str(path))
+        given = InnerSettings(str(path))
         made.append(Control(scheduler, given, "0", may_cut=may_cut, may_hold=may_cut))
         until_in_force(made[-1], epoch)
         return made[-1], scheduler

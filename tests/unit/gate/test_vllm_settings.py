@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from sluice_vllm.probe import HELD, READ_EACH_STEP, what_lacks, why_never_held, why_whole
-from sluice_vllm.settings import Settings, read
+from sluice_vllm.settings import InnerSettings, read
 
 
 class Stock:
@@ -26,9 +26,9 @@ class Stock:
 
 def test_targets_and_socket_come_from_the_environment() -> None:
     environ = {"SLUICE_GATE_SOCKET": "/run/gate", "SLUICE_ITL_MS": "44", "SLUICE_TTFT_MS": "5e2"}
-    assert read(environ) == Settings("/run/gate", 44.0, 500.0)
-    assert read({"SLUICE_GATE_SOCKET": "", "SLUICE_ITL_MS": ""}) == Settings()
-    assert read({"SLUICE_HOLD_SHARE": "0"}) == Settings(hold_share=0.0)
+    assert read(environ) == InnerSettings("/run/gate", 44.0, 500.0)
+    assert read({"SLUICE_GATE_SOCKET": "", "SLUICE_ITL_MS": ""}) == InnerSettings()
+    assert read({"SLUICE_HOLD_SHARE": "0"}) == InnerSettings(hold_share=0.0)
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "soon", "inf", "nan"])

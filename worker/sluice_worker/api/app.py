@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import generate_latest
 from sluice_frontend.api import probes, response_types
-from sluice_frontend.api.operations import Served
+from sluice_frontend.api.operations import BoundOperation
 from sluice_frontend.api.sse import encode
 from sluice_frontend.http.clients import networks_of
 from sluice_frontend.http.guards import (
@@ -37,7 +37,7 @@ NO_TELEMETRY: TelemetryConfig = {
 }
 
 
-def api_app(service: Service, tasks: Iterable[Served], inflight: Inflight) -> ASGIApp:
+def api_app(service: Service, tasks: Iterable[BoundOperation], inflight: Inflight) -> ASGIApp:
     """Make the application that clients speak to. `tasks`: the routes of all tasks."""
     routes = [*tasks, *own_routes(service)]
     bounded = {each.operation.path for each in routes if each.operation.has_work}
@@ -58,7 +58,7 @@ def api_app(service: Service, tasks: Iterable[Served], inflight: Inflight) -> AS
     return CORSMiddleware(edge, origins, allow_methods=["*"], allow_headers=["*"])
 
 
-def _application(service: Service, routes: Sequence[Served]) -> FastAPI:
+def _application(service: Service, routes: Sequence[BoundOperation]) -> FastAPI:
     app = FastAPI(
         openapi_url=None,
         docs_url=None,
@@ -75,12 +75,12 @@ def _application(service: Service, routes: Sequence[Served]) -> FastAPI:
     async def show(request: Request) -> Response:
         return Response(page, media_type=JSON)
 
-    for operation, handler in (*routes, Served(probes.DOCUMENT, show)):
+    for operation, handler in (*routes, BoundOperation(probes.DOCUMENT, show)):
         app.add_api_route(operation.path, handler, methods=[operation.method])
     return app
 
 
-def own_routes(service: Service) -> list[Served]:
+def own_routes(service: Service) -> list[BoundOperation]:
     """Bind what is no task: the model, the load, the probes."""
 
     def card() -> response_types.ModelCard:
@@ -104,9 +104,9 @@ def own_routes(service: Service) -> list[Served]:
         return answer(response_types.Load(service.client.num_open))
 
     return [
-        Served(probes.MODELS, models),
-        Served(probes.MODEL, model),
-        Served(probes.LOAD, load),
+        BoundOperation(probes.MODELS, models),
+        BoundOperation(probes.MODEL, model),
+        BoundOperation(probes.LOAD, load),
         *frontend.probe_routes(service.runtime, _metrics(service)),
     ]
 

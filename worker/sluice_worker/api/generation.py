@@ -126,12 +126,12 @@ class Generation:
     # -- the engine's side
 
     def arrive(self, item: Arrived) -> None:
-        """A token came; the client's side is woken."""
+        """Take in a token, and wake the client's side."""
         self._arrived.append(item)
         self._news.set()
 
     def fail(self, choice: OpenChoice, error: SluiceError) -> None:
-        """A sequence failed, and with it the request; the client's side is woken."""
+        """Fail the request with one of its sequences, and wake the client's side."""
         if self.error is None:
             self.error = error
         if not choice.is_booked:
@@ -155,7 +155,7 @@ class Generation:
         return arrived
 
     def handed_over(self, item: Arrived, end: FinishReason | None, now_s: float) -> None:
-        """The token's bytes were given to the socket, or kept if the reply is not streamed.
+        """Book a token whose bytes are at the socket, or kept if the reply is not streamed.
 
         `end`: the sequence's finish reason as of this token.
         """
@@ -187,7 +187,7 @@ class Generation:
             self._ledger.group_ended(lengths[first : first + n])
 
     def leave(self) -> None:
-        """Nobody reads any more: free what is still running. Safe to call at any time.
+        """Free what is still running, as nobody reads any more. Safe to call at any time.
 
         If one sequence failed, the request has failed: the others do not count as aborted.
         """
@@ -234,5 +234,5 @@ class ChoiceSink:
         self.choice.prompt_scores.append(scores)
 
     def ended(self, error: SluiceError) -> None:
-        """The sequence ended without a token."""
+        """Note that the sequence ended without a token."""
         self.generation.fail(self.choice, error)

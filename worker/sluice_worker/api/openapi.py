@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from msgspec import Struct
@@ -80,8 +80,10 @@ def _operation(operation: Operation, is_open: bool) -> Schema:
 
 def _content(operation: Operation) -> Schema:
     content: Schema = {}
-    if operation.reply is not None:
+    if _is_struct(operation.reply):
         content[operation.media_type] = {"schema": _ref(operation.reply)}
+    elif operation.reply is not None:
+        content[operation.media_type] = {"schema": msgspec.json.schema(operation.reply)}
     elif operation.event is None:
         content[operation.media_type] = {"schema": {"type": "string"}}
     if operation.event is not None:
@@ -101,7 +103,7 @@ def _schemas(operations: list[Operation]) -> dict[str, Schema]:
     kinds: list[type[Struct]] = [ErrorReply]
     for operation in operations:
         kinds += [kind for body in operation.bodies for kind in body]
-        kinds += [kind for kind in (operation.reply, operation.event) if kind is not None]
+        kinds += filter(_is_struct, (operation.reply, operation.event))
     _, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
     for operation in operations:
         for body in operation.bodies:
@@ -111,6 +113,10 @@ def _schemas(operations: list[Operation]) -> dict[str, Schema]:
                 if name not in known:
                     properties[name] = {"enum": list(values), "description": _NEUTRAL}
     return schemas
+
+
+def _is_struct(kind: Any) -> TypeGuard[type[Struct]]:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _body(kinds: Kinds) -> Schema:

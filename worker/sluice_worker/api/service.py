@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from msgspec import structs
+from sluice_core.errors import RequestError
+from sluice_core.model.encoders import EncoderShape, encoder_architecture
 from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
+from sluice_core.model.sentence import Sentence
 from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
 from sluice_core.wire import Submit, packed
@@ -60,9 +63,14 @@ class Service:
     def __init__(self, config: WorkerConfig) -> None:
         directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
         self.config = config
+        self.sentence: Sentence | None = None
         self.tokenizer = Tokenizer(directory)
         self.templates = Templates.of(directory, config.text.chat_template, self.tokenizer)
         config_json = read_config(Directory(directory))
+        if encoder_architecture(config_json) is not None:
+            hidden_size = EncoderShape.from_config(config_json).hidden_size
+            self.sentence = Sentence.read(Directory(directory), hidden_size)
+        self._dimensions = trained_dimensions(config_json)
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
         self.answers = Answers(config.server.memory_bytes)
@@ -115,7 +123,7 @@ class Service:
     ) -> None:
         """Submit the i-th answer to a prompt; each draws with a seed of its own."""
         request, seed = generation.request, generation.request.sampling.seed
-        request_id, now_s = str(next(self._ids)), time.monotonic()
+        request_id, now_s = self.next_id(), time.monotonic()
         timer = self.runtime.recorder.arrive(
             request_id,
             arrival_s,
@@ -197,6 +205,20 @@ class Service:
         work = partial(self.tokenizer.encode_rendered, pieces, check)
         return await self.texts.result(num_bytes, work)
 
+    def next_id(self) -> str:
+        """A name for a sequence, new in this process."""
+        return str(next(self._ids))
+
+    def check_dimensions(self, asked: int | None) -> None:
+        """Raise RequestError for a length that the model's vectors were not trained for."""
+        if asked is not None and asked not in self._dimensions:
+            known = ", ".join(map(str, sorted(self._dimensions))) or "none"
+            raise RequestError(
+                f"dimensions {asked}: config.json names no such trained length "
+                f"(matryoshka_dimensions: {known})",
+                param="dimensions",
+            )
+
     def close(self) -> None:
         """End what runs beside this process."""
         self._beside.close()
@@ -243,6 +265,16 @@ class _Reading:
     def echoes(self) -> Iterable[str]:
         """Texts that the replies repeat."""
         return (echo.text for echo in self.echo)
+
+
+def trained_dimensions(config: Mapping[str, object]) -> frozenset[int]:
+    """The lengths to which the model's vectors may be cut, by its config.json."""
+    named = config.get("matryoshka_dimensions")
+    return (
+        frozenset(n for n in named if isinstance(n, int))
+        if isinstance(named, list)
+        else frozenset()
+    )
 
 
 def live_at_start(config: WorkerConfig) -> RuntimeLimits:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Protocol
 
 from sluice_core.errors import SluiceError
 from sluice_core.port import FinishReason
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .formats import Format
-from .generation import Arrived, Generation
+from .generation import Arrived
 
 Delivered = tuple[Arrived, FinishReason | None]
 """A delivered token, and its sequence's finish reason, if it is the last."""
@@ -32,8 +33,14 @@ STREAM_HEADERS = [
 ]
 
 
+class Leaves(Protocol):
+    """Work that a client may leave."""
+
+    def leave(self) -> None: ...
+
+
 @asynccontextmanager
-async def watched(generation: Generation, receive: Receive) -> AsyncIterator[None]:
+async def watched(generation: Leaves, receive: Receive) -> AsyncIterator[None]:
     """Abort the sequences as soon as the client has left, or the block ends otherwise."""
 
     async def watch() -> None:

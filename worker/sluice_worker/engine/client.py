@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 from sluice_core.errors import (
@@ -26,6 +26,8 @@ from sluice_core.port import EngineFacts, EngineLimits, Manner, Scores
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
+    Encode,
+    EncodeReport,
     Failed,
     Finished,
     FromEngine,
@@ -54,18 +56,28 @@ INTEGRITY_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 5.0
 
 
+class VectorSink(Protocol):
+    """Takes one text's vector."""
+
+    def vector(self, values: bytes, now_s: float) -> None:
+        """Take it, as packed float32; nothing follows."""
+
+    def ended(self, error: SluiceError) -> None:
+        """End the text without a vector; nothing follows."""
+
+
 class Sink(Protocol):
     """Takes one sequence's tokens."""
 
     def token(self, token: TokenOut, *, at_cap: bool, is_long: bool, now_s: float) -> None:
-        """A token; the last one carries a finish reason and nothing follows it. `at_cap`,
+        """Take a token; the last one has a finish reason, and nothing follows it. `at_cap`,
         `is_long`: of its step, as in `StepReport`."""
 
     def prompt(self, scores: Scores) -> None:
         """Log-probabilities of the prompt's next tokens; all come before the first token."""
 
     def ended(self, error: SluiceError) -> None:
-        """The sequence ended without a token; nothing follows."""
+        """End the sequence without a token; nothing follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,7 @@ class EngineClient:
         self.failure: Failed | None = None
         self.closed = asyncio.Event()
         self._listener: Listener | None = None
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[str, Sink | VectorSink] = {}
         self._dropped: dict[str, SluiceError] = {}  # why, if they have not begun
         self._transport: asyncio.WriteTransport | None = None
         self._engine: EngineProcess | None = None
@@ -156,14 +168,15 @@ class EngineClient:
         connected = loop.create_unix_connection(lambda: _Wire(self), sock=engine.socket)
         self._transport, _ = await connected
 
-    def submit(self, request: Submit, sink: Sink) -> None:
-        """Send a request; its tokens go to `sink`. Raises EngineDied if the engine is gone."""
+    def submit(self, request: Submit | Encode, sink: Sink | VectorSink) -> None:
+        """Send a request; its tokens, or its vector, go to `sink`. Raises EngineDied if the engine
+        is gone."""
         self._send(request)
         self._sinks[request.request_id] = sink
         self.engine_liveness.work_arrived(time.monotonic())
 
     def abort(self, request_id: str) -> None:
-        """The client left: nothing more goes to the sink. An unknown or ended id is ignored."""
+        """Abort as its client left: the sink gets nothing more. Unknown ids are ignored."""
         if self._forget(request_id) is not None and not self.closed.is_set():
             self._send(Abort(request_id))
 
@@ -185,7 +198,7 @@ class EngineClient:
         for request_id in list(self._sinks):
             self.fail(request_id, error)
 
-    def _forget(self, request_id: str) -> Sink | None:
+    def _forget(self, request_id: str) -> Sink | VectorSink | None:
         self._dropped.pop(request_id, None)
         return self._sinks.pop(request_id, None)
 
@@ -241,15 +254,15 @@ class EngineClient:
     # -- called by the socket
 
     def receive(self, body: bytes) -> None:
-        """One frame of the engine. A malformed one raises, and the connection is lost."""
+        """Read one frame of the engine. A malformed one raises, and the connection is lost."""
         message: FromEngine = from_engine_decoder.decode(body)
         now_s, listener = time.monotonic(), self._listener
         assert listener is not None  # there is a socket
         match message:
-            case StepReport():
+            case StepReport() | EncodeReport():
                 self._step(message, listener, now_s)
             case Heartbeat():
-                self.engine_liveness.beat(message.steps, message.busy or bool(self._sinks), now_s)
+                self.engine_liveness.beat(message.steps, message.busy or self.num_open > 0, now_s)
                 listener.state(message.snapshot)
             case Finished():
                 listener.state(message.snapshot)
@@ -267,15 +280,21 @@ class EngineClient:
             case Failed():
                 self.failure = message
 
-    def _step(self, report: StepReport, listener: Listener, now_s: float) -> None:
+    def _step(self, report: StepReport | EncodeReport, listener: Listener, now_s: float) -> None:
+        """Count the step, and hand its results over. A request that was aborted while its step ran
+        has no sink any more."""
         self.engine_liveness.stepped(now_s)
-        listener.step(report.as_step(len(report.tokens)), report.snapshot, now_s)
-        sinks = self._sinks
+        listener.step(report.as_step(), report.snapshot, now_s)
+        if isinstance(report, EncodeReport):
+            for found in report.vectors:
+                if (taker := self._forget(found.request_id)) is not None:
+                    cast(VectorSink, taker).vector(found.values, now_s)
+            return
+        sinks = cast(dict[str, Sink], self._sinks)
         for part in report.prompts:
             if (scored := sinks.get(part.request_id)) is not None:
                 scored.prompt(part.scores)
         for token in report.tokens:
-            # A request that was aborted while its step ran has no sink any more.
             sink = sinks.get(token.request_id)
             if sink is None:
                 continue
@@ -291,7 +310,7 @@ class EngineClient:
             sink.ended(error)
 
     def lost(self, error: Exception | None) -> None:
-        """The socket closed, or its data was no message (`error`): the engine is gone."""
+        """Fail all: the socket closed, or its data was no message (`error`). The engine is gone."""
         if self._ending is None:
             if not self._is_leaving:
                 self.engine_liveness.died("the engine process is ending")  # until it is known how

@@ -14,7 +14,7 @@ from ..execution.runner import Runner
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.speculation import few_decodes
-from ..scheduling.step import Outcome, Step
+from ..scheduling.step import BookedToken, Step
 
 UNLEARNT_S = 60.0
 """Seconds without other steps after which the model also learns from steps that score prompts."""
@@ -76,7 +76,7 @@ class Engine:
         return Finished(message.request_id, None, self.snapshot())
 
     def configure(self, limits: EngineLimits) -> None:
-        """New limits from the next step on. Lowering the cap ends no running sequence."""
+        """Put limits in force from the next step on. Lowering the cap ends no running sequence."""
         self.scheduler.limits = limits
 
     def step(self) -> tuple[StepReport | None, list[Finished]]:
@@ -109,6 +109,10 @@ class Engine:
         if not self.runner.touch_ahead(self.scheduler.pool.first_unused):
             return float("inf")
         return TOUCH_REST * (self._clock() - started)
+
+    def check_integrity(self) -> str | None:
+        """As the scheduler's."""
+        return self.scheduler.check_integrity()
 
     def snapshot(self) -> EngineLoad:
         """Counts as of now."""
@@ -173,7 +177,7 @@ class Engine:
     def _report(
         self,
         step: Step,
-        outcomes: list[Outcome],
+        outcomes: list[BookedToken],
         started: float,
         ended: float,
         model: StepModel | None,
@@ -210,7 +214,7 @@ class Engine:
             is_long=step.is_long,
         )
 
-    def _failures(self, outcomes: list[Outcome]) -> list[Finished]:
+    def _failures(self, outcomes: list[BookedToken]) -> list[Finished]:
         sentence = (
             "no token can be sampled for this request: the model's output is not finite, or the "
             "request's own parameters exclude every token."
@@ -231,7 +235,7 @@ def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
             sequence.prompt_scores = None
 
 
-def _first(outcome: Outcome, now: float) -> FirstParts | None:
+def _first(outcome: BookedToken, now: float) -> FirstParts | None:
     """The parts of a request's time, with its first token."""
     sequence = outcome.sequence
     return sequence.time_spent(now) if sequence.num_output_tokens == 1 else None

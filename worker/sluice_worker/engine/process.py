@@ -6,27 +6,31 @@ first frame that it receives is the `EngineConfig`; from then on it speaks `wire
 
 import argparse
 import gc
+import importlib
 import os
 import select
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sluice_core.errors import StartupError, told
+from sluice_core.model.encoders import encoder_architecture
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.stored import read_config
 from sluice_core.port import EngineLimits
 from sluice_core.wire import (
     Abort,
     CheckIntegrity,
+    Encode,
     Failed,
     FromEngine,
     Heartbeat,
     Integrity,
+    Ready,
     Shutdown,
     Starting,
     Submit,
@@ -41,7 +45,10 @@ from ..base.resources import Resources
 from ..execution.models.config import DecoderConfig
 
 if TYPE_CHECKING:
+    from .encoding import EncodingEngine
     from .loop import Engine
+
+    AnyEngine = Engine | EncodingEngine
 
 HEARTBEAT_S = 1.0
 RECEIVE_BYTES = 1 << 18
@@ -108,7 +115,7 @@ class Link:
 class Loop:
     """Steps while there is work, answers messages between steps, and beats once a second."""
 
-    def __init__(self, link: Link, engine: "Engine") -> None:
+    def __init__(self, link: Link, engine: "AnyEngine") -> None:
         self._link = link
         self._engine = engine
         self._is_draining = False
@@ -142,14 +149,14 @@ class Loop:
     def _handle(self, message: ToEngine) -> None:
         answer: FromEngine | None = None
         match message:
-            case Submit():
-                answer = self._engine.submit(message, time.monotonic())
+            case Submit() | Encode():  # the API process sends what its model's task needs
+                answer = self._engine.submit(message, time.monotonic())  # type: ignore[arg-type]
             case Abort():
                 answer = self._engine.abort(message)
             case EngineLimits():
                 self._engine.configure(message)
             case CheckIntegrity():
-                answer = Integrity(self._engine.scheduler.check_integrity())
+                answer = Integrity(self._engine.check_integrity())
             case Shutdown():
                 self._is_draining = True
         if answer is not None:
@@ -168,13 +175,7 @@ def serve(link: Link) -> int:
     link.send(Starting("import", 0))
     set_threads(Resources().num_threads())
     try:
-        # Refuse as much as possible before torch is imported, which takes seconds.
-        DecoderConfig.from_json(read_config(Directory(checkpoint_dir(config.model))))
-        gc.disable()  # modules stay: looking for garbage takes a seventh of the import
-        from .startup import start  # imports torch, which reads the settings above
-
-        gc.enable()
-        engine, ready = start(config, lambda phase, percent: link.send(Starting(phase, percent)))
+        engine, ready = _started(config, lambda phase, percent: link.send(Starting(phase, percent)))
         link.send(ready)
         # All living objects stay: collections need not look at them again.
         gc.collect()
@@ -190,6 +191,21 @@ def serve(link: Link) -> int:
         link.send(Failed(told(error)))
         return 1
     return 0
+
+
+def _started(config: EngineConfig, progress: Callable[[str, int], None]) -> tuple[Any, Ready]:
+    """The engine of the model's task. Torch, which reads the settings of `serve`, is imported once
+    the model is known to be built: that takes seconds."""
+    config_json = read_config(Directory(checkpoint_dir(config.model)))
+    is_encoder = encoder_architecture(config_json) is not None
+    if not is_encoder:
+        DecoderConfig.from_json(config_json)
+    gc.disable()  # modules stay: looking for garbage takes a seventh of the import
+    name = "encoding_start" if is_encoder else "startup"
+    start = importlib.import_module(f".{name}", __package__).start
+    gc.enable()
+    engine, ready = start(config, progress)
+    return engine, ready
 
 
 def set_threads(count: int) -> None:

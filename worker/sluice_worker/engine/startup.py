@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 from sluice_core.contract import MemoryReport, policy_in_force
@@ -22,8 +21,6 @@ from sluice_core.model.sizing import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MEAN_LENGTH,
     DTYPE_BYTES,
-    MAX_GATHER_BYTES,
-    MAX_SCORES_BYTES,
     MemoryPlan,
     MemoryRequest,
     SizingError,
@@ -38,8 +35,6 @@ from sluice_core.model.stored import Weights, read_config, with_stored_dtype
 from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes
 from sluice_core.wire import Ready, Submit, packed
-from sluice_kernels.choose import CannotChoose, choose
-from sluice_kernels.interface import Kernels
 
 from ..base.config import EngineConfig
 from ..base.resources import Resources
@@ -55,6 +50,7 @@ from ..scheduling.static_batch import StaticBatching
 from ..scheduling.step import StepWork
 from ..text.tokenizer_config import TokenizerConfig, eos_token_ids
 from .loop import Engine
+from .machine import Machine
 
 Progress = Callable[[str, int], None]
 """(phase, percent) of the start."""
@@ -88,18 +84,17 @@ class _Start:
             config_json = with_stored_dtype(config_json, Weights.of(source))
         self.decoder = DecoderConfig.from_json(config_json, config.max_model_len)
         self.eos = eos_token_ids(self.directory, config_json, TokenizerConfig(self.directory))
-        self.kind = _pick_device(config.device)
-        self.device = torch.device(self.kind)
-        if config.gpu_memory_bytes and self.kind == "cpu":
-            raise ConfigError(["--gpu-memory-bytes is of a GPU, and the model runs on the CPU"])
+        self.machine = Machine(config, resources)
+        self.kind, self.device = self.machine.kind, self.machine.device
         self.dtype_name = _run_dtype(config.dtype, self.decoder, self.kind)
         self.block_size = config.block_size or DEFAULT_BLOCK_SIZE[self.kind]
         self.max_model_len = config.max_model_len or self.decoder.shape.default_len
-        self.kernels = self._choose_kernels()
+        group = self.decoder.shape.num_heads // self.decoder.shape.num_kv_heads
+        self.kernels = self.machine.kernels(self.dtype_name, group)
 
     def run(self, progress: Progress) -> tuple[Engine, Ready]:
         progress("weights", 0)
-        base_bytes = self._base_bytes()
+        base_bytes = self.machine.base_bytes()
         planned, model = self._load()
         progress("profile", 60)
         activation_bytes, records = self._profile(model, planned)
@@ -152,27 +147,13 @@ class _Start:
 
     # Memory
 
-    def _base_bytes(self) -> int:
-        """Bytes in use before the model: on a CPU by both processes, on a GPU by the context."""
-        if self.kind == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            return int(total - free)
-        pids = (os.getpid(), os.getppid())
-        return sum(self.resources.resident_bytes(pid) for pid in pids)
-
-    def _total_bytes(self) -> int:
-        if self.kind != "cuda":
-            return self.resources.memory_bytes()
-        total = int(torch.cuda.mem_get_info(self.device)[1])
-        return min(total, self.config.gpu_memory_bytes or total)
-
     def _plan(self, num_weights: int, activation: int = 0, in_a_row: bool = False) -> MemoryPlan:
         config = self.config
         try:
             return plan_memory(
                 self.decoder.shape,
                 MemoryRequest(
-                    total_bytes=self._total_bytes(),
+                    total_bytes=self.machine.total_bytes(),
                     utilization=config.memory_utilization,
                     weights_bytes=num_weights,
                     max_num_batched_tokens=config.max_num_batched_tokens,
@@ -199,20 +180,6 @@ class _Start:
         return max(model.num_bytes, torch.cuda.memory_reserved(self.device))
 
     # Weights
-
-    def _choose_kernels(self) -> Kernels:
-        try:
-            return choose(
-                self.device,
-                getattr(torch, self.dtype_name),
-                self.config.quantization,
-                os.environ,
-                max_gather_bytes=MAX_GATHER_BYTES,
-                max_scores_bytes=MAX_SCORES_BYTES,
-                group=self.decoder.shape.num_heads // self.decoder.shape.num_kv_heads,
-            )
-        except CannotChoose as error:
-            raise ConfigError([str(error)]) from error
 
     def _weights_bytes(self, files: Checkpoint | None) -> int:
         dtype_bytes = DTYPE_BYTES[self.dtype_name]
@@ -444,22 +411,6 @@ def _prepare(runner: Runner) -> None:
     deadline = time.monotonic() + PREPARE_S
     while time.monotonic() < deadline and runner.use_idle_time():
         pass
-
-
-def _pick_device(asked: str) -> Literal["cpu", "cuda"]:
-    if asked == "cuda" and not torch.cuda.is_available():
-        torch_here = f"torch {torch.__version__}"
-        raise ConfigError([f"--device cuda: no GPU that {torch_here} can use: {_why_no_gpu()}."])
-    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def _why_no_gpu() -> str:
-    """Torch's own sentence: mostly the driver is missing, or too old for its CUDA."""
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
-        return str(error).partition(" Please ")[0].rstrip(".")  # install, update, read
-    return "there is none"
 
 
 def _run_dtype(asked: str, decoder: DecoderConfig, kind: str) -> str:

@@ -43,6 +43,15 @@ class Checkpoint:
             self._places.update(_places(self._directory.locate(name), header))
         self._read: set[str] = set()
 
+    def holds(self, name: str) -> bool:
+        """True if a file has the tensor `name`."""
+        return name in self._tensors
+
+    @property
+    def unread(self) -> set[str]:
+        """Tensors that nobody has read."""
+        return self._tensors.keys() - self._read
+
     def num_elements(self, shape: ModelShape) -> int:
         """Elements of all tensors that a model of `shape` has, by the files' headers."""
         return sum(
@@ -76,7 +85,7 @@ class Checkpoint:
 
     def finish(self, shape: ModelShape) -> None:
         """Refuse tensors that the model did not read: without them its output would be wrong."""
-        left = set(filter(shape.holds, self._tensors.keys() - self._read))
+        left = set(filter(shape.holds, self.unread))
         if HEAD in self._tensors and shape.tie_word_embeddings and not self._is_tied():
             raise CheckpointError(
                 f"{self._tensors[HEAD]}: {HEAD} is not the embeddings that tie_word_embeddings of "
@@ -119,7 +128,7 @@ def random_weights(seed: int, dtype: torch.dtype, device: torch.device) -> ReadT
 
     def read(name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device=device)
-        if name.endswith("norm.weight"):
+        if name.lower().endswith("norm.weight"):
             return tensor.fill_(1.0)
         if name.endswith(".bias"):
             return tensor.zero_()

@@ -16,7 +16,7 @@ from sluice_core.hub.reference import Access, HubModel
 from sluice_core.hub.site import Site, Transient
 
 from .cache import Cache
-from .transfer import Patience, Transfer
+from .transfer import Transfer, TransferPatience
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def download(
     timeout_s = access.timeout_s
     with Site(access.endpoint, model, access.token, advice=advice, timeout_s=timeout_s) as site:
         try:
-            listing = Patience(access.retry_s, stop).attempt(site.listing)
+            listing = TransferPatience(access.retry_s, stop).attempt(site.listing)
         except DownloadError as error:
             if known is None or not isinstance(error.__cause__, Transient):
                 raise
@@ -92,7 +92,7 @@ def _refuse_without_room(cache: Cache, files: list[RemoteFile]) -> None:
 
 
 def _fetch(transfer: Transfer, files: list[RemoteFile], progress: Progress) -> None:
-    """All of `files`; the first failure stops the others."""
+    """Fetch all of `files`; the first failure stops the others."""
     total = total_bytes(files)
     with ThreadPoolExecutor(MAX_PARALLEL, "hub") as pool:
         pending = {pool.submit(transfer.fetch, file) for file in files}

@@ -25,7 +25,7 @@ class DownloadProgress:
         self._is_over = False
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are there. The first call sets the start of the rate.
+        """Report that `done` of `total` bytes are there. The first call sets the start of the rate.
 
         A complete download at the first call is not reported.
         """

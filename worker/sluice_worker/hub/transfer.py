@@ -26,7 +26,7 @@ _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 T = TypeVar("T")
 
 
-class Patience:
+class TransferPatience:
     """Waits between attempts, and gives up after too many without progress."""
 
     def __init__(self, first_s: float, stop: threading.Event) -> None:
@@ -66,7 +66,7 @@ class Transfer:
 
     def described(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
         """`files` with size and etag: a mirror's listing may lack them."""
-        patience = Patience(self._retry_s, self.stop)
+        patience = TransferPatience(self._retry_s, self.stop)
 
         def ask(file: RemoteFile) -> RemoteFile:
             return patience.attempt(lambda: self._site.described(self._commit, file))
@@ -74,7 +74,7 @@ class Transfer:
         return [file if file.etag and file.size is not None else ask(file) for file in files]
 
     def fetch(self, file: RemoteFile) -> None:
-        """`file` whole, verified and in the snapshot. DownloadError, or Stopped."""
+        """Fetch `file` whole, verified, into the snapshot. Raises DownloadError or Stopped."""
         try:
             with self.cache.writing(file, self.stop):
                 if not self.cache.is_there(file):
@@ -87,7 +87,7 @@ class Transfer:
             raise DownloadError(f"{where}: {file.name}: {cause(error)}.") from error
 
     def _bring(self, file: RemoteFile) -> None:
-        path, patience = self.cache.partial(file), Patience(self._retry_s, self.stop)
+        path, patience = self.cache.partial(file), TransferPatience(self._retry_s, self.stop)
         while True:
             with path.open("ab+") as output:
                 partial = _Partial(output, file)
@@ -113,7 +113,7 @@ class Transfer:
                 )
             # An earlier process may have left bad bytes (a node that lost power): try again.
 
-    def _receive(self, partial: "_Partial", patience: Patience) -> None:
+    def _receive(self, partial: "_Partial", patience: TransferPatience) -> None:
         """Read one connection's bytes. There may be none, and it may break off."""
         file, start = partial.file, partial.num_bytes
         try:

@@ -75,7 +75,7 @@ class BlockPool:
         return num_new + idle - self.num_available
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of `blocks`, which are cached or used."""
+        """Add a reference to each of `blocks`, which are cached or used."""
         for block in blocks:
             if self._refs[block] == 0:
                 del self._cached[block]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from sluice_core.law import Division, Gaps, Load, Prompt
+from sluice_core.law import Division, Gaps, Prompt, StepLoad
 from sluice_core.port import EngineLimits
 
 from .sequence import Sequence
@@ -14,7 +14,7 @@ from .step import StepWork
 class ChunkLaw(Protocol):
     """Divides steps: `sluice_core.law.Law`, whose methods say more."""
 
-    def divide(self, limits: EngineLimits, load: Load) -> Division: ...
+    def divide(self, limits: EngineLimits, load: StepLoad) -> Division: ...
     def chunk_limit(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> int: ...
     def price_s(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> float: ...
 
@@ -31,11 +31,11 @@ def load_of(
     now: float,
     *,
     may_hold: bool,
-) -> Load:
+) -> StepLoad:
     """The load of a step. `prompts`: those that may have a place beside `decodes`."""
     num, kv_tokens = shape_of(decodes)
     sequences = (work.sequence for work in decodes)
-    return Load(
+    return StepLoad(
         now_s=now,
         prompts=[_prompt(sequence, limits) for sequence in prompts if not sequence.has_first],
         num_decodes=num,

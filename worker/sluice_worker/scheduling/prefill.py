@@ -10,13 +10,13 @@ from .kv_cache import KvCache
 from .running import Running
 from .sequence import Sequence
 from .step import StepWork
-from .waiting import Queue
+from .waiting import WaitingQueue
 
 
-class Admission:
+class PromptAdmission:
     """Gives waiting sequences the blocks of all their tokens while places and blocks last."""
 
-    def __init__(self, queue: Queue, running: Running, cache: KvCache) -> None:
+    def __init__(self, queue: WaitingQueue, running: Running, cache: KvCache) -> None:
         self._queue = queue
         self._running = running
         self._cache = cache

@@ -7,7 +7,7 @@ from .kv_cache import KvCache
 from .preemption import choose_victim
 from .sequence import Sequence
 from .step import Counters, StepWork
-from .waiting import Queue
+from .waiting import WaitingQueue
 
 RECENT = 32
 """Ended sequences behind the mean time after the first token."""
@@ -16,7 +16,7 @@ RECENT = 32
 class Running:
     """Sequences from their admission to their end; preempted ones go back to `queue`."""
 
-    def __init__(self, queue: Queue, cache: KvCache, counters: Counters) -> None:
+    def __init__(self, queue: WaitingQueue, cache: KvCache, counters: Counters) -> None:
         self.sequences: list[Sequence] = []  # in order of arrival
         self.paused: Set[Sequence] = set()
         self.begun: list[str] = []  # in the step at hand
@@ -101,7 +101,7 @@ class Running:
         self._queue.give_back(sequence)
 
     def end(self, sequence: Sequence, *, is_padded: bool) -> None:
-        """It has its last token. `is_padded`: its row is computed until its batch ends."""
+        """End it with its last token. `is_padded`: its row is computed until its batch ends."""
         took_s = self._queue.clocks.now - sequence.first_s
         self._num_ended += 1
         self.decode_s += (took_s - self.decode_s) / min(self._num_ended, RECENT)

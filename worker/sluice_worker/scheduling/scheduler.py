@@ -28,13 +28,13 @@ from .blocks import BlockPool
 from .division import ChunkLaw, load_of, room_for_drafts, shape_of
 from .drafts import Drafts
 from .kv_cache import KvCache
-from .prefill import Admission, chunks
+from .prefill import PromptAdmission, chunks
 from .running import Running
 from .sequence import Sequence
 from .speculation import Growth, few_decodes
 from .static_batch import StaticBatching
-from .step import Counters, Outcome, Step, StepWork
-from .waiting import Lack, Queue
+from .step import BookedToken, Counters, Step, StepWork
+from .waiting import Lack, WaitingQueue
 
 SCORED_LOGITS = 1 << 22
 """Default limit of scored prompt logits in a step beside decodes. Each token takes the whole head
@@ -72,9 +72,9 @@ class Scheduler:
         self.drafts = Drafts(speculation, self.cache, self.counters) if speculation else None
         self.price_s = 0.0  # of a prefill token, where there is an order
         self._scored_at_once = max(scored_logits // vocab_size, 1)
-        self._queue = Queue(self._terms)
+        self._queue = WaitingQueue(self._terms)
         self._running = Running(self._queue, self.cache, self.counters)
-        self._admission = Admission(self._queue, self._running, self.cache)
+        self._admission = PromptAdmission(self._queue, self._running, self.cache)
         self._has_no_time = False  # for the next of the line, in this step
         self._passed: list[Sequence] = []  # prefills without room in this step
         self._held: frozenset[Hashable] = NOBODY  # prompts that end one token before their end
@@ -172,11 +172,11 @@ class Scheduler:
             works, running.num_computing, self.limits, running.begun, is_held_back, is_long=is_long
         )
 
-    def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[Outcome]:
+    def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[BookedToken]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
         self._queue.clocks.advance(now)
         tokens = iter(sampled)
-        outcomes: list[Outcome] = []
+        outcomes: list[BookedToken] = []
         for work in step.works:
             if work.drafts:
                 outcomes += self._commit_drafts(work, list(islice(tokens, work.num_samples)))
@@ -287,14 +287,14 @@ class Scheduler:
 
     # Booking the results of a step
 
-    def _commit_drafts(self, work: StepWork, sampled: Seq[int | None]) -> list[Outcome]:
+    def _commit_drafts(self, work: StepWork, sampled: Seq[int | None]) -> list[BookedToken]:
         assert self.drafts is not None
         sequence, verified = work.sequence, self.drafts.verify(work, sampled)
         if not verified.tokens:
             sequence.num_computed_tokens += 1  # and not to be trusted
             self._running.start_over(sequence)
             return []
-        outcomes: list[Outcome] = []
+        outcomes: list[BookedToken] = []
         for token in verified.tokens:
             sequence.num_computed_tokens += 1
             outcomes.append(self._book(sequence, token, verified.is_spoiled))
@@ -308,13 +308,15 @@ class Scheduler:
                 self.cache.roll_back(sequence)
         return outcomes
 
-    def _book(self, sequence: Sequence, token_id: int | None, is_spoiled: bool = False) -> Outcome:
+    def _book(
+        self, sequence: Sequence, token_id: int | None, is_spoiled: bool = False
+    ) -> BookedToken:
         """Book one token. `is_spoiled`: its blocks hold non-finite values behind it."""
         if token_id is None:
             self.cache.forget(sequence)
             self._queue.leave_line(sequence)
             self._running.remove(sequence)
-            return Outcome(sequence, None, "error")
+            return BookedToken(sequence, None, "error")
         sequence.num_trusted_tokens = sequence.num_computed_tokens - is_spoiled
         self.cache.cache_block(sequence)
         now = self._queue.clocks.now
@@ -327,4 +329,4 @@ class Scheduler:
         reason = sequence.append(token_id, self.eos_token_ids)
         if reason is not None:
             self._running.end(sequence, is_padded=self.static is not None)
-        return Outcome(sequence, token_id, reason)
+        return BookedToken(sequence, token_id, reason)

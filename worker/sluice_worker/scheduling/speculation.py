@@ -108,7 +108,7 @@ class Drafter:
         return _copy(token_ids, self._source, min(most, self._length))
 
     def judge(self, num_drafted: int, num_accepted: int) -> None:
-        """A draft was verified, or a probe compared."""
+        """Learn from a draft that was verified, or a probe that was compared."""
         self._probe = ()
         longer = 2 * self._length if num_accepted == num_drafted else SHORT_DRAFT
         self._length = min(longer, self._most)

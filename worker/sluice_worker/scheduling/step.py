@@ -96,7 +96,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BookedToken:
     """A step's result for one sequence: a token, or a failure (`token_id` None)."""
 
     sequence: Sequence

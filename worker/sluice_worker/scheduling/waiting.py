@@ -32,11 +32,11 @@ class WaitClocks:
         self.now = now
 
     def enqueue(self, sequence: Sequence) -> None:
-        """`sequence` begins to wait."""
+        """Let `sequence` wait."""
         sequence.queued_at = tuple(self._seconds.values())
 
     def dequeue(self, sequence: Sequence) -> None:
-        """`sequence` starts: its wait is booked by cause."""
+        """Let `sequence` start, and book its wait by cause."""
         both = zip(self._seconds.values(), sequence.queued_at, strict=True)
         cap_s, kv_s, time_s = (now - before for now, before in both)
         sequence.wait_cap_s += cap_s
@@ -44,7 +44,7 @@ class WaitClocks:
         sequence.passed_s += time_s
 
 
-class Queue:
+class WaitingQueue:
     """Sequences without blocks, and the line of all that have no first token yet.
 
     Other waiting sequences were preempted; they resume before the line, by arrival. `terms_of`: a
@@ -88,11 +88,11 @@ class Queue:
         self.line.hold(sequence, self.clocks.now)
 
     def give_back(self, sequence: Sequence) -> None:
-        """A sequence has lost or left its place."""
+        """Free the place that a sequence has lost or left."""
         self.line.leave(sequence, self.clocks.now)
 
     def leave_line(self, sequence: Sequence) -> None:
-        """It has its first token, or its client left."""
+        """Take it out of the line: it has its first token, or its client left."""
         self.line.remove(sequence)
         if self._newest is sequence:
             self._newest = None

@@ -3,12 +3,12 @@
 import importlib
 import pkgutil
 
-from sluice_frontend.api.operations import Served
+from sluice_frontend.api.operations import BoundOperation
 
 from ..api.service import Service
 
 
-def all_served(service: Service) -> list[Served]:
+def all_served(service: Service) -> list[BoundOperation]:
     """Collect the routes of all tasks."""
     names = (module.name for module in pkgutil.iter_modules(__path__, f"{__name__}."))
     tasks = (importlib.import_module(name) for name in names)

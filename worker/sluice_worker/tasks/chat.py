@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from sluice_frontend.api.chat import CHAT
-from sluice_frontend.api.operations import Served
+from sluice_frontend.api.operations import BoundOperation
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,9 +13,11 @@ from ..api.service import Service
 from .generate import reply, with_headers
 
 
-def served(service: Service) -> list[Served]:
-    """Bind the chat's route."""
-    return [Served(CHAT, partial(_chat, service))]
+def served(service: Service) -> list[BoundOperation]:
+    """Bind the chat's route, if the model writes text."""
+    if service.sentence is not None:
+        return []
+    return [BoundOperation(CHAT, partial(_chat, service))]
 
 
 async def _chat(service: Service, request: Request) -> Response:

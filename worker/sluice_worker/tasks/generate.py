@@ -7,7 +7,7 @@ from functools import partial
 
 from sluice_frontend.api import generate
 from sluice_frontend.api.generate import Completion
-from sluice_frontend.api.operations import Operation, Served
+from sluice_frontend.api.operations import BoundOperation, Operation
 from sluice_frontend.api.sampling_params import Defaults
 from sluice_frontend.http.clients import CLIENT, SALT
 from sluice_frontend.http.guards import ASKED_ID
@@ -27,10 +27,12 @@ _ROUTES: tuple[tuple[Operation, Parse, type[Format]], ...] = (
 )
 
 
-def served(service: Service) -> list[Served]:
-    """Bind the three routes."""
+def served(service: Service) -> list[BoundOperation]:
+    """Bind the three routes, if the model writes text."""
+    if service.sentence is not None:
+        return []
     return [
-        Served(operation, partial(_generate, service, parse, kind))
+        BoundOperation(operation, partial(_generate, service, parse, kind))
         for operation, parse, kind in _ROUTES
     ]
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from sluice_core.errors import RequestError
 from sluice_frontend.api import response_types
-from sluice_frontend.api.operations import Served
+from sluice_frontend.api.operations import BoundOperation
 from sluice_frontend.api.sse import encode
 from sluice_frontend.api.tokenize import DETOKENIZE, TOKENIZE, Tokenize
 from sluice_frontend.http.clients import CLIENT
@@ -32,7 +32,7 @@ Handler = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
 """(request, service) -> approximate bytes of the answer, and a function that writes it."""
 
 
-def served(service: Service) -> list[Served]:
+def served(service: Service) -> list[BoundOperation]:
     """Bind both routes, for a limited number at once: the queue does not bound their memory."""
     open_ones = Inflight()
 
@@ -42,7 +42,10 @@ def served(service: Service) -> list[Served]:
 
         return handle
 
-    return [Served(TOKENIZE, bound(_tokenize)), Served(DETOKENIZE, bound(_detokenize))]
+    return [
+        BoundOperation(TOKENIZE, bound(_tokenize)),
+        BoundOperation(DETOKENIZE, bound(_detokenize)),
+    ]
 
 
 class _InTurn(Response):

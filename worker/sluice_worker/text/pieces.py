@@ -23,7 +23,7 @@ Check = Callable[[int], None]
 
 
 def any_number(num_tokens: int) -> None:
-    """The check that allows all."""
+    """Allow all."""
 
 
 class Piece:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice.measure.targets import read_targets
 from sluice.simulate.noise import Noise
 from sluice.simulate.params import Params
-from sluice.simulate.pod import Outcome, SimulatedPod
+from sluice.simulate.pod import SimulatedEnd, SimulatedPod
 from sluice.simulate.runs import simulate
 from sluice.simulate.trace import Request
 from sluice_core.contract import Slo, Tick
@@ -43,7 +43,7 @@ def played(
     return pod
 
 
-def ended(pod: SimulatedPod) -> list[Outcome]:
+def ended(pod: SimulatedPod) -> list[SimulatedEnd]:
     return pod.outcomes()[0]
 
 

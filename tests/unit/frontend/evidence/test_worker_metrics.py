@@ -14,15 +14,15 @@ from sluice_core.port import EngineLoad, EngineStep, FirstParts, SpeculationTota
 from sluice_frontend.evidence.metrics import (
     ITL_EDGES,
     Histogram,
+    MetricsView,
     Statistics,
-    View,
     create_registry,
     one_two_five,
     with_target,
 )
 from sluice_frontend.evidence.recorder import Recorder
 
-VIEW = View(
+VIEW = MetricsView(
     is_ready=True,
     load=EngineLoad(3, 2, 1, 10, 4, 40, 5, 6, 7, 8),
     open_requests=6,
@@ -56,7 +56,7 @@ def test_token_edges_reach_to_the_window() -> None:
     assert one_two_five(2048) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
-def scrape(stats: Statistics, view: View) -> dict[tuple[object, ...], float]:
+def scrape(stats: Statistics, view: MetricsView) -> dict[tuple[object, ...], float]:
     text = generate_latest(create_registry("m", stats, lambda: view)).decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -191,7 +191,7 @@ def test_quantiles_of_the_last_minute_are_shown_for_each_target() -> None:
     assert not any("last_minute_time_to_first" in str(key[0]) for key in seen)
 
 
-def view_of(**changes: object) -> View:
+def view_of(**changes: object) -> MetricsView:
     return replace(VIEW, load=msgspec.structs.replace(VIEW.load, **changes))
 
 

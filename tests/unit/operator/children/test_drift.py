@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sluice_operator.children import drift, manifests
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.tuner.types import LoadedCap
 from unit.operator.observations import SETTINGS, create_service
 
@@ -68,7 +68,7 @@ def test_a_field_that_is_no_longer_wanted_shows_in_the_manifest_hash() -> None:
 
 
 def test_a_target_that_is_no_longer_wanted_is_named_and_the_keys_of_others_are_not() -> None:
-    runtime = Runtime(1, 4, 1)
+    runtime = DecidedRuntime(1, 4, 1)
     live = manifests.configmap(create_service(), SETTINGS, runtime)
     live["data"]["others"] = "x"
     wanted = manifests.configmap(create_service(slo__interTokenLatency=None), SETTINGS, runtime)
@@ -90,7 +90,7 @@ def test_a_difference_that_the_api_server_made_itself_is_accepted_once() -> None
 def test_the_runtime_survives_its_configmap() -> None:
     from sluice_operator.children.runtime import parse
 
-    for runtime in (Runtime(0, None, 1), Runtime(7, 12, 3)):
+    for runtime in (DecidedRuntime(0, None, 1), DecidedRuntime(7, 12, 3)):
         manifest = manifests.configmap(create_service(), SETTINGS, runtime)
         assert parse(manifest["data"]) == runtime
 
@@ -124,12 +124,12 @@ def test_nonsense_in_the_configmap_is_not_taken_for_a_runtime(data: dict[str, st
 def test_a_memory_of_times_that_are_none_is_forgotten() -> None:
     from sluice_operator.children.runtime import parse
 
-    assert parse(Runtime(7, 4096, 2).data()) == Runtime(7, 4096, 2)
+    assert parse(DecidedRuntime(7, 4096, 2).data()) == DecidedRuntime(7, 4096, 2)
     change = {"time_s": 1.0, "from_cap": 1, "to_cap": 2, "epoch": 1, "reason": "Headroom"}
     known = {"epoch": "1", "replicas": "1"}
     for nonsense in ({"epoch": 10**23}, {"time_s": -1e15}):
         past = json.dumps({"last_change": {**change, **nonsense}})
-        assert parse({**known, "past.json": past}) == Runtime(1, None, 1)
+        assert parse({**known, "past.json": past}) == DecidedRuntime(1, None, 1)
     kept = parse({**known, "past.json": json.dumps({"last_change": change})})
     assert kept is not None
     assert kept.past.last_change is not None

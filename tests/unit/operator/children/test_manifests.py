@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sluice_core.contract import Slo
 from sluice_operator.children import manifests, pod, resources
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.settings import Settings
 from unit.operator.observations import SETTINGS, create_service
 from unit.worker.api.tiny import write_checkpoint
@@ -37,7 +37,7 @@ def _container(**changes: Any) -> dict[str, Any]:
 def test_every_child_is_owned_by_the_object_and_named_after_it() -> None:
     service = create_service()
     made = [
-        manifests.configmap(service, SETTINGS, Runtime(1, 4, 1)),
+        manifests.configmap(service, SETTINGS, DecidedRuntime(1, 4, 1)),
         manifests.secret(service, "token"),
         manifests.kube_service(service),
         manifests.disruption_budget(service),
@@ -339,7 +339,7 @@ def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> N
 
     changes = {"slo__overload": "Shed", "slo__interTokenLatency": "40ms", "slo__holdShare": "0.25"}
     service = create_service(**changes)
-    data = manifests.configmap(service, SETTINGS, Runtime(3, 7, 1))["data"]
+    data = manifests.configmap(service, SETTINGS, DecidedRuntime(3, 7, 1))["data"]
     for name, text in data.items():
         (tmp_path / name).write_text(text)
     model = write_checkpoint(tmp_path / "model")
@@ -380,7 +380,7 @@ def test_worker_sizes_itself_where_no_ceiling_is_known() -> None:
 
 def test_advice_sheds_nothing() -> None:
     service = create_service(slo__overload="Shed", slo__mode="Advisory")
-    data = manifests.configmap(service, SETTINGS, Runtime(1, 4, 1))["data"]
+    data = manifests.configmap(service, SETTINGS, DecidedRuntime(1, 4, 1))["data"]
     assert (data["slo_ttft_ms"], data["overload"]) == ("500.0", "Queue")
 
 
@@ -397,7 +397,7 @@ def test_the_order_is_a_file_and_edits_of_it_restart_no_pod(
     changes: dict[str, Any], policy: str
 ) -> None:
     service = create_service(**changes)
-    data = manifests.configmap(service, SETTINGS, Runtime(1, 4, 1))["data"]
+    data = manifests.configmap(service, SETTINGS, DecidedRuntime(1, 4, 1))["data"]
     assert data["scheduling_policy"] == policy
     live = _deployment()
     made = manifests.deployment(service, SETTINGS, ceiling=32, replicas=1, live=live)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.contract import FirstTokens, Lengths, StepModel, TokenGaps
-from sluice_operator.children.runtime import Runtime, parse
+from sluice_operator.children.runtime import DecidedRuntime, parse
 from sluice_operator.plan.plan import plan
 from sluice_operator.status.schema import STATUS
 from sluice_operator.tuner import Past
@@ -54,7 +54,7 @@ def past_of(held: Any) -> Past:
 
 def test_a_memory_that_is_believable_is_read_whole() -> None:
     past = past_of(WHOLE)
-    assert json.loads(Runtime(1, 4, 1, past).data()["past.json"]).keys() == WHOLE.keys()
+    assert json.loads(DecidedRuntime(1, 4, 1, past).data()["past.json"]).keys() == WHOLE.keys()
     assert past.breached_caps[0].times == 1
     assert past.scale_history[0].settled_s == 2.0
 

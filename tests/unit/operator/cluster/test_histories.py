@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from sluice_core.contract import FirstTokens, Hung
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.cluster.observed import Pod, failure_of, pod_of
 from sluice_operator.plan.observed import Observed
 from sluice_operator.plan.plan import plan
@@ -429,7 +429,7 @@ class Walk:
     observed: Observed = field(init=False)
 
     def __post_init__(self) -> None:
-        first = create_observed(self.service, runtime=Runtime(1, 4, 1))
+        first = create_observed(self.service, runtime=DecidedRuntime(1, 4, 1))
         made = plan(self.service, first, SETTINGS, unix_time(_at("12:20")))
         live = {m["kind"]: json.loads(json.dumps(m)) for m in made.apply}
         for body in live.values():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_core.errors import timestamp
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.cluster.observed import Pod, Rollout, essence_of, pod_of, rollout_of, unplaced
 from sluice_operator.plan.observed import Observed
 from sluice_operator.plan.plan import Plan, plan
@@ -128,7 +128,7 @@ def test_pods_that_no_quota_allows_are_unplaced_too(
 
 
 def _observed(service: InferenceService, *pods: Pod) -> Observed:
-    return create_observed(service, pods=pods, runtime=Runtime(1, 4, 3))
+    return create_observed(service, pods=pods, runtime=DecidedRuntime(1, 4, 3))
 
 
 def _service(**changes: Any) -> InferenceService:

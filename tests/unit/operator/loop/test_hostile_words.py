@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice_core.contract import Evidence, Hung, RuntimeConfig, decode, encode
 from sluice_core.errors import StartupError
 from sluice_core.model.sizing import SizingError
-from sluice_operator.children.runtime import Runtime, parse
+from sluice_operator.children.runtime import DecidedRuntime, parse
 from sluice_operator.cluster.client import ClusterError
 from sluice_operator.cluster.observed import Trouble
 from sluice_operator.model import checkpoint
@@ -70,7 +70,7 @@ def assert_clean(made: Plan, before: dict[str, Any]) -> None:
 
 
 def planned(service: InferenceService, **changes: Any) -> tuple[Plan, Observed]:
-    observed = create_observed(service, runtime=Runtime(1, 4, 1), **changes)
+    observed = create_observed(service, runtime=DecidedRuntime(1, 4, 1), **changes)
     return plan(service, observed, SETTINGS, NOW + 60), observed
 
 
@@ -141,7 +141,7 @@ def test_words_of_a_user_come_out_clean(words: str) -> None:
         last_change=CapChange(NOW, 2, 4, 1, words[:64]),
         scale_history=(ReplicaChange(NOW - 60, 2, 1, words[:64], 2.0, settled_s=NOW - 50),),
     )
-    observed = create_observed(service, runtime=Runtime(1, 4, 1, past), pods=(create_pod(),))
+    observed = create_observed(service, runtime=DecidedRuntime(1, 4, 1, past), pods=(create_pod(),))
     assert_clean(plan(service, observed, SETTINGS, NOW + 60), {})
     named = changed(valid_object(), "spec.slo", {words: "1s"})
     made, observed = planned(parse_service(named))

@@ -329,7 +329,7 @@ async def test_what_another_process_has_written_is_gone_on_from(
     written = store.objects[held]
     mine = runtime.parse(written["data"])
     assert mine
-    other = runtime.Runtime(mine.epoch, mine.cap, 3)
+    other = runtime.DecidedRuntime(mine.epoch, mine.cap, 3)
     manifest = manifests.configmap(parse(body()), SETTINGS, other)
     meta = {**(written if is_persons else manifest)["metadata"], "resourceVersion": "900"}
     store.objects[held] = {**manifest, "metadata": {**written["metadata"], **meta}}
@@ -344,7 +344,7 @@ async def test_for_how_long_fewer_replicas_were_wanted_is_not_taken_from_another
 ) -> None:
     """Nobody has seen since that they were: of two idle pods none goes at the first look."""
     past = Past(scale_in_since_s=NOW - 3600)
-    wrote = manifests.configmap(parse(body()), SETTINGS, runtime.Runtime(1, 4, 2, past))
+    wrote = manifests.configmap(parse(body()), SETTINGS, runtime.DecidedRuntime(1, 4, 2, past))
     wrote["metadata"] |= {"uid": "made-0", "resourceVersion": "0"}
     store.objects["ConfigMap", "demo-runtime"] = wrote
     store.pods = [pod_body("demo-1"), pod_body("demo-2")]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.model.checkpoint import Unread
 from sluice_operator.model.fit import ceiling_of, judge
 from sluice_operator.plan.plan import plan
@@ -47,7 +47,9 @@ def test_a_ceiling_is_memorys_only_where_memory_is_what_ends_it(
     assert ceiling_of(service.spec, create_fit(service.spec)) == ceiling
     pod = create_pod()
     scrapes = {pod.uid: create_scrape(ceiling=ceiling, cap=ceiling)}
-    seen = create_observed(service, pods=(pod,), scrapes=scrapes, runtime=Runtime(1, ceiling, 1))
+    seen = create_observed(
+        service, pods=(pod,), scrapes=scrapes, runtime=DecidedRuntime(1, ceiling, 1)
+    )
     batching: Any = plan(service, seen, SETTINGS, NOW).status["batching"]
     assert (batching["ceiling"], batching["limitedBy"]) == (ceiling, limited_by)
 
@@ -60,7 +62,7 @@ def test_no_ceiling_that_a_pod_reports_is_more_than_the_object_may_ask_for() -> 
         fit=judge(service.spec, UNREAD),
         pods=(pod,),
         scrapes={pod.uid: create_scrape(ceiling=1 << 53)},
-        runtime=Runtime(1, 4, 1),
+        runtime=DecidedRuntime(1, 4, 1),
     )
     batching: Any = plan(service, seen, SETTINGS, NOW).status["batching"]
     assert batching["ceiling"] == 4096

@@ -18,7 +18,7 @@ from sluice_core.contract import (
     Waiting,
     encode,
 )
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.model.checkpoint import Refused, Unread
 from sluice_operator.model.fit import Fit, judge
 from sluice_operator.plan.observed import Observed
@@ -78,7 +78,7 @@ def _serving(service: InferenceService, **config: Any) -> Observed:
     """A service at epoch 1, cap 4, all written, whose one pod now answers with `config`."""
     pod = create_pod()
     scrapes = {pod.uid: create_scrape()}
-    first = create_observed(service, pods=(pod,), scrapes=scrapes, runtime=Runtime(1, 4, 1))
+    first = create_observed(service, pods=(pod,), scrapes=scrapes, runtime=DecidedRuntime(1, 4, 1))
     written = _after(_plan(service, first), first)
     return replace(written, scrapes={pod.uid: create_scrape(**config)})
 
@@ -200,7 +200,9 @@ def test_a_model_that_is_still_being_read_gets_no_pods_and_is_looked_at_again_so
     assert told["Ready"]["reason"] == told["Reconciling"]["reason"] == "ReadingModel"
     assert told["Ready"]["message"] == "the model is being read"
     assert not [notice for notice in _notices(planned) if notice.warning]
-    orphaned = create_observed(service, fit=reading, pods=(create_pod(),), runtime=Runtime(1, 4, 1))
+    orphaned = create_observed(
+        service, fit=reading, pods=(create_pod(),), runtime=DecidedRuntime(1, 4, 1)
+    )
     assert "Deployment" in _kinds(_plan(service, orphaned))
 
 
@@ -209,7 +211,7 @@ def test_a_cap_in_force_is_no_first_cap_though_nothing_is_known_for_a_pass() -> 
     unread = Fit("Unknown", Reason.HEADERS_UNAVAILABLE, "being read", is_pending=True)
     silent = {"uid-demo-1": Scrape(problem="no answer within 2 s")}
     observed = create_observed(
-        service, fit=unread, pods=(create_pod(),), scrapes=silent, runtime=Runtime(7, 64, 1)
+        service, fit=unread, pods=(create_pod(),), scrapes=silent, runtime=DecidedRuntime(7, 64, 1)
     )
     after = _plan(service, observed).runtime
     assert after is not None
@@ -221,7 +223,9 @@ def test_the_first_cap_is_the_least_that_pods_predict() -> None:
     pods = (create_pod("demo-1"), create_pod("demo-2"))
     caps = {"uid-demo-1": 12, "uid-demo-2": 9}
     scrapes = {uid: create_scrape(epoch=0, cap=cap) for uid, cap in caps.items()}
-    observed = create_observed(service, pods=pods, scrapes=scrapes, runtime=Runtime(0, None, 1))
+    observed = create_observed(
+        service, pods=pods, scrapes=scrapes, runtime=DecidedRuntime(0, None, 1)
+    )
     planned = _plan(service, observed)
     assert planned.runtime is not None
     assert (planned.runtime.cap, planned.runtime.epoch) == (9, 1)
@@ -370,7 +374,7 @@ def test_a_pod_is_never_sent_a_cap_over_its_own_ceiling() -> None:
 
 def test_one_pod_on_a_smaller_gpu_does_not_take_the_cap_of_all() -> None:
     service = create_service()
-    observed = replace(_serving(service), runtime=Runtime(1, 12, 2))
+    observed = replace(_serving(service), runtime=DecidedRuntime(1, 12, 2))
     pods = (*observed.pods, create_pod("demo-2"))
     scrapes = {**observed.scrapes, "uid-demo-2": create_scrape(ceiling=3, epoch=1, cap=3)}
     planned = _plan(service, replace(observed, pods=pods, scrapes=scrapes))
@@ -417,7 +421,7 @@ def test_a_deployment_that_a_webhook_changes_is_not_called_rolling_out() -> None
 def test_an_edit_that_is_refused_leaves_the_cap_of_what_serves() -> None:
     service = create_service(batching__maxNumSeqs=1024, batching__maxNumBatchedTokens=2048)
     config = {"ceiling": 1024, "cap": 600}
-    observed = replace(_serving(service, **config), runtime=Runtime(1, 600, 1))
+    observed = replace(_serving(service, **config), runtime=DecidedRuntime(1, 600, 1))
     refused = replace(observed, fit=judge(service.spec, Refused("quantization_config")))
     planned = _plan(service, refused)
     assert planned.runtime is not None
@@ -444,7 +448,7 @@ def test_an_outside_owner_of_the_replicas_is_followed() -> None:
 
 def test_replicas_persist_when_the_outside_owner_leaves() -> None:
     service = create_service(scaling__maxReplicas=5)
-    observed = create_observed(service, runtime=Runtime(1, 4, 9))
+    observed = create_observed(service, runtime=DecidedRuntime(1, 4, 9))
     assert _plan(service, observed).apply[-1]["spec"]["replicas"] == 5
 
 
@@ -612,7 +616,7 @@ def test_a_lost_configmap_keeps_the_replicas_and_the_cap_that_serve() -> None:
     service = create_service(scaling__maxReplicas=8)
     pods = tuple(create_pod(f"demo-{i}") for i in range(6))
     scrapes = {pod.uid: create_scrape(epoch=7, cap=12) for pod in pods}
-    first = create_observed(service, pods=pods, scrapes=scrapes, runtime=Runtime(7, 12, 6))
+    first = create_observed(service, pods=pods, scrapes=scrapes, runtime=DecidedRuntime(7, 12, 6))
     written = _after(_plan(service, first), first)
     planned = _plan(service, replace(written, runtime=None))
     assert planned.runtime is not None
@@ -674,7 +678,7 @@ def _budgeted(tokens: int | None) -> list[str]:
     limits = limits_of(service.spec, 32).chunk
     assert limits is not None
     budget = ChunkBudget(tokens, NOW, f"{limits.key}|50.0") if tokens else None
-    runtime = Runtime(1, 4, 1, past=Past(chunk_budget=budget))
+    runtime = DecidedRuntime(1, 4, 1, past=Past(chunk_budget=budget))
     planned = _plan(service, create_observed(service, runtime=runtime))
     pods = next(manifest for manifest in planned.apply if manifest["kind"] == "Deployment")
     args: list[str] = pods["spec"]["template"]["spec"]["initContainers"][-1]["args"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sluice_core.contract import Lengths
 from sluice_core.errors import timestamp
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.cluster.ends import last_end
 from sluice_operator.cluster.observed import (
     Pod,
@@ -45,7 +45,7 @@ def _report(**changes: Any) -> Report:
         commit="",
         rollout=Rollout(True, 1, 1, 1, None),
         pods=(create_pod(),),
-        runtime=Runtime(1, 4, 1),
+        runtime=DecidedRuntime(1, 4, 1),
         desired=1,
         ceiling=32,
         decision=None,
@@ -589,7 +589,7 @@ def test_history_is_newest_first_and_bounded() -> None:
     history = tuple(ReplicaChange(NOW + i, i, i + 1, f"R{i}", 1.0) for i in range(8))
     change = CapChange(NOW, 8, 4, 2, "InterTokenBreach")
     past = Past(scale_history=history, last_change=change)
-    built = build(_report(runtime=Runtime(2, 4, 1, past)), {}, NOW)
+    built = build(_report(runtime=DecidedRuntime(2, 4, 1, past)), {}, NOW)
     assert [entry["reason"] for entry in built["scaling"]["history"]] == [
         "R7", "R6", "R5", "R4", "R3",
     ]  # fmt: skip
@@ -670,7 +670,9 @@ def test_misses_of_before_the_targets_were_edited_are_not_told() -> None:
     assert view.evidence is not None
     report = _report(decision=decision, evidence=(view.evidence,))
     told = [
-        build(replace(report, runtime=Runtime(1, 4, 1, past)), {}, NOW)["load"]["misses"]["cap"]
+        build(replace(report, runtime=DecidedRuntime(1, 4, 1, past)), {}, NOW)["load"]["misses"][
+            "cap"
+        ]
         for past in (Past(), Past(targets_since_s=NOW - 6))
     ]
     assert told == [40, 8]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from sluice_core.contract import FirstTokens, encode
-from sluice_operator.children.runtime import Runtime
+from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.loop.dependencies import Dependencies
 from sluice_operator.loop.reconcile import Reconciler
 from sluice_operator.metrics import Metrics
@@ -21,7 +21,7 @@ from sluice_operator.status.write_limiter import (
     MEASURED,
     PERIOD_S,
     WRITES_PER_S,
-    Pace,
+    WritePace,
     WriteTurns,
     acted_on,
 )
@@ -63,7 +63,7 @@ def count_writes(num_objects: int, seconds: int) -> tuple[Counter[int], list[flo
     """Writes by object, their times, and the oldest status that anybody could see after a while."""
     clock = Clock()
     turns = WriteTurns(clock)
-    paces = [Pace(turns) for _ in range(num_objects)]
+    paces = [WritePace(turns) for _ in range(num_objects)]
     live: list[dict[str, Any]] = [measured(0)] * num_objects
     seen_s = [0.0] * num_objects
     writes: Counter[int] = Counter()
@@ -118,7 +118,7 @@ def test_a_few_objects_are_seen_at_most_ten_seconds_late() -> None:
 )
 def test_what_is_acted_on_waits_for_no_turn(acted: dict[str, Any]) -> None:
     clock = Clock()
-    pace = Pace(WriteTurns(clock, free_s=1000.0))
+    pace = WritePace(WriteTurns(clock, free_s=1000.0))
     pace.wrote()
     assert pace.wait_s(measured(2), measured(1)) > 0
     assert pace.wait_s({**measured(2), **acted}, measured(1)) == 0
@@ -127,7 +127,7 @@ def test_what_is_acted_on_waits_for_no_turn(acted: dict[str, Any]) -> None:
 def test_a_turn_that_was_not_used_is_not_kept() -> None:
     clock = Clock()
     turns = WriteTurns(clock)
-    first, second = Pace(turns), Pace(turns)
+    first, second = WritePace(turns), WritePace(turns)
     assert first.wait_s(measured(1), measured(0)) == 0
     clock.now_s = 1000.0
     waits = [pace.wait_s(measured(2), measured(0)) for pace in (second, first)]
@@ -149,7 +149,7 @@ def test_a_pass_reads_nothing_of_its_own_status_but_what_was_written_at_once() -
     service = create_service()
     scrapes = {"uid-demo-1": create_scrape()}
     observed = create_observed(
-        service, pods=(create_pod(),), scrapes=scrapes, runtime=Runtime(1, 4, 1)
+        service, pods=(create_pod(),), scrapes=scrapes, runtime=DecidedRuntime(1, 4, 1)
     )
     before = plan(service, observed, SETTINGS, NOW).status
     full = replace(observed, previous=before)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sluice_core.errors import RequestError
 from sluice_frontend.api.generate import parse_completion
-from sluice_frontend.api.operations import Operation, Served
+from sluice_frontend.api.operations import BoundOperation, Operation
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.connection import LIFE
 from sluice_frontend.process.app import application
@@ -68,7 +68,7 @@ async def test_an_unexpected_error_is_one_sentence_to_the_client_and_whole_to_th
     async def broken(request: Request) -> Any:
         raise error
 
-    app = application([Served(Operation("GET", "/broken", "It breaks."), broken)])
+    app = application([BoundOperation(Operation("GET", "/broken", "It breaks."), broken)])
     answer = await get(app, "/broken", raises=False)
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
     assert answer.json()["error"]["message"] == (

@@ -14,7 +14,7 @@ import pytest
 import torch
 from sluice_kernels.interface import Spans
 from sluice_kernels.triton.kernels import LaunchPlan, TritonKernels
-from sluice_worker.engine import startup
+from sluice_worker.engine import machine, startup
 from sluice_worker.execution.gpu.decode_step import PendingTokens
 from sluice_worker.execution.models import decoder
 from sluice_worker.execution.models.linear import ReadTensor
@@ -129,7 +129,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(jit.JITFunction, "run", lambda *args, **kw: trace.launch(*args, **kw))
-    monkeypatch.setattr(startup, "_pick_device", lambda _: "cuda")
+    monkeypatch.setattr(machine, "_pick_device", lambda _: "cuda")
     monkeypatch.setattr(startup, "random_weights", _weights)
     monkeypatch.setattr(decoder, "_identity", id)
     monkeypatch.setattr(torch.Tensor, "pin_memory", _pinned)

@@ -11,7 +11,7 @@ from sluice_core.wire import Abort, Submit
 from sluice_worker.base.config import EngineConfig
 from sluice_worker.engine.loop import Engine
 from sluice_worker.engine.startup import start
-from sluice_worker.scheduling.step import Outcome, Step
+from sluice_worker.scheduling.step import BookedToken, Step
 from unit.worker.engine.factories import (
     collect,
     create_engine,
@@ -142,7 +142,7 @@ def test_a_step_lasts_until_its_tokens_are_booked(
     scheduler, now = create_scheduler(), [0.0]
     book = scheduler.commit
 
-    def commit(step: Step, sampled: list[int | None], at_s: float) -> list[Outcome]:
+    def commit(step: Step, sampled: list[int | None], at_s: float) -> list[BookedToken]:
         now[0] += 0.5
         return book(step, sampled, at_s)
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sluice_core.latency import MIN_CHUNK_TOKENS, NO_LIMIT
-from sluice_core.law import Division, Load
+from sluice_core.law import Division, StepLoad
 from sluice_core.port import EngineLimits
 from sluice_core.wire import Submit
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.speculation import Growth, few_decodes
-from sluice_worker.scheduling.step import Outcome, Step, StepWork
+from sluice_worker.scheduling.step import BookedToken, Step, StepWork
 
 SEES = 3
 """Tokens that the next one depends on; few, so that texts run into loops that drafts can copy."""
@@ -46,7 +46,7 @@ class FixedLaw:
     limit: Callable[[int, int], int] = lambda decodes, kv_tokens: NO_LIMIT
     price: Callable[[int, int], float] = lambda decodes, kv_tokens: 0.0
 
-    def divide(self, limits: EngineLimits, load: Load) -> Division:
+    def divide(self, limits: EngineLimits, load: StepLoad) -> Division:
         whole = max(limits.max_num_batched_tokens - load.num_reserved, 1)
         chunk = self.limit(load.num_decodes, load.kv_tokens)
         return Division(min(whole, max(chunk, MIN_CHUNK_TOKENS)))
@@ -70,7 +70,7 @@ def add(scheduler: Scheduler, request: Submit, now: float = 0.0) -> Sequence:
 
 def step(
     scheduler: Scheduler, now: float = 0.0, growth: Growth = few_decodes
-) -> tuple[Step, list[Outcome]]:
+) -> tuple[Step, list[BookedToken]]:
     planned = scheduler.schedule(now, unlimited, growth)
     return planned, scheduler.commit(planned, sample(planned.works), now)
 

@@ -9,7 +9,7 @@ from sluice_core.wire import Submit
 from sluice_core.work import Sampling
 from sluice_worker.scheduling.scheduler import ALONE_TIMES, Scheduler
 from sluice_worker.scheduling.sequence import Sequence
-from sluice_worker.scheduling.step import Outcome, Step
+from sluice_worker.scheduling.step import BookedToken, Step
 from unit.worker.engine.factories import Sliced, create_request, create_requests, create_scheduler
 from unit.worker.engine.virtual import FixedLaw, unlimited
 
@@ -22,7 +22,7 @@ def add(scheduler: Scheduler, *requests: Submit, now: float = 0.0) -> list[Seque
     return sequences
 
 
-def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Step, list[Outcome]]:
+def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Step, list[BookedToken]]:
     planned = scheduler.schedule(now, unlimited)
     sampled = [7 for work in planned.works if work.samples]
     for work in planned.works:

@@ -1,0 +1,335 @@
+"""Text encoders: the architectures, their sizes and the names of their tensors. Pure.
+
+The facts are transformers' (modeling_* and configuration_* of version 5.23).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .architecture import MAX_LAYERS, SizingError, dtype_of, positive
+
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
+MAX_BUCKETS = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """Names of a layer's tensors, without `.weight`. `qkv`: one of three projections, or the three.
+    `gated`: `up` has two halves, of which the activated first one is a factor of the second."""
+
+    layer: str
+    qkv: tuple[str, ...]
+    output: str
+    attention_norm: str
+    up: str
+    down: str
+    mlp_norm: str
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """The differences of one architecture from BERT.
+
+    prefix: of the tensors in a checkpoint that holds a head as well. defaults: values that
+    transformers assumes for missing keys. keys: what the config calls a size. first_position: the
+    row of the first token's position. pre_norm: norms stand in front of attention and MLP.
+    """
+
+    prefix: str
+    names: LayerNames
+    defaults: Mapping[str, object]
+    keys: Mapping[str, str]
+    words: str = "embeddings.word_embeddings"
+    embeddings_norm: str = "embeddings.LayerNorm"
+    positions: str | None = "embeddings.position_embeddings"
+    types: str | None = None
+    final_norm: str | None = None
+    first_position: int = 0
+    pre_norm: bool = False
+    relative_bias: str | None = None
+
+
+_BERT_LAYER = LayerNames(
+    "encoder.layer.{}.",
+    tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+_BERT_DEFAULTS = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
+}
+_TYPES = "embeddings.token_type_embeddings"
+_ROBERTA = EncoderFamily(
+    "roberta.", _BERT_LAYER, _BERT_DEFAULTS, {}, types=_TYPES, first_position=2
+)
+_FAMILIES: Mapping[str, EncoderFamily] = {
+    "Bert": EncoderFamily("bert.", _BERT_LAYER, _BERT_DEFAULTS, {}, types=_TYPES),
+    "Roberta": _ROBERTA,
+    "XLMRoberta": _ROBERTA,
+    "MPNet": EncoderFamily(
+        "mpnet.",
+        LayerNames(
+            "encoder.layer.{}.",
+            tuple(f"attention.attn.{part}" for part in "qkv"),
+            "attention.attn.o",
+            "attention.LayerNorm",
+            "intermediate.dense",
+            "output.dense",
+            "output.LayerNorm",
+        ),
+        {**_BERT_DEFAULTS, "relative_attention_num_buckets": 32},
+        {},
+        first_position=2,
+        relative_bias="encoder.relative_attention_bias",
+    ),
+    "DistilBert": EncoderFamily(
+        "distilbert.",
+        LayerNames(
+            "transformer.layer.{}.",
+            tuple(f"attention.{part}_lin" for part in "qkv"),
+            "attention.out_lin",
+            "sa_layer_norm",
+            "ffn.lin1",
+            "ffn.lin2",
+            "output_layer_norm",
+        ),
+        {
+            "dim": 768,
+            "n_heads": 12,
+            "n_layers": 6,
+            "hidden_dim": 3072,
+            "max_position_embeddings": 512,
+            "activation": "gelu",
+        },
+        {
+            "hidden_size": "dim",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+            "intermediate_size": "hidden_dim",
+            "hidden_act": "activation",
+        },
+    ),
+    "ModernBert": EncoderFamily(
+        "model.",
+        LayerNames(
+            "layers.{}.",
+            ("attn.Wqkv",),
+            "attn.Wo",
+            "attn_norm",
+            "mlp.Wi",
+            "mlp.Wo",
+            "mlp_norm",
+            gated=True,
+        ),
+        {
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 22,
+            "intermediate_size": 1152,
+            "max_position_embeddings": 8192,
+            "hidden_activation": "gelu",
+            "norm_eps": 1e-5,
+            "local_attention": 128,
+            "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160_000.0,
+            "local_rope_theta": 10_000.0,
+        },
+        {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
+        words="embeddings.tok_embeddings",
+        embeddings_norm="embeddings.norm",
+        positions=None,
+        final_norm="final_norm",
+        pre_norm=True,
+    ),
+}
+ENCODERS: Mapping[str, EncoderFamily] = {
+    f"{name}{end}": family
+    for name, family in _FAMILIES.items()
+    for end in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForPreTraining")
+}
+"""By the name in config.json's `architectures`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary positions: bases of layers that see all tokens and of those that see a window.
+
+    window: tokens that the latter see to each side.
+    """
+
+    theta: float
+    sliding_theta: float
+    window: int
+    sliding_layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderShape:
+    """Sizes and arithmetic of one text encoder. `max_position`: tokens of the longest text.
+
+    `has_bias`: of the linear layers of attention and MLP. `norm_bias`: of the norms.
+    `relative_buckets`: of a bias on scores by distance; 0 without.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    type_vocab_size: int
+    norm_eps: float
+    activation: Activation
+    dtype: str
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    relative_buckets: int = 0
+    rotary: Rotary | None = None
+
+    @staticmethod
+    def from_config(config: Mapping[str, object]) -> "EncoderShape":
+        """The shape in a config.json of an architecture of `ENCODERS`; raises SizingError."""
+        architecture = encoder_architecture(config)
+        if architecture is None:
+            raise SizingError("config.json: architectures names no text encoder that is built.")
+        family = ENCODERS[architecture]
+        values = {**family.defaults, **{k: v for k, v in config.items() if v is not None}}
+        named = {ours: values.get(theirs) for ours, theirs in family.keys.items()}
+        values |= {name: value for name, value in named.items() if value is not None}
+        if values.get("position_embedding_type", "absolute") != "absolute":
+            raise SizingError("config.json: position_embedding_type is built for absolute only.")
+        if values.get("quantization_config") is not None:
+            raise SizingError("config.json: quantization_config is not supported.")
+        hidden_size, num_heads = (
+            positive(values, "hidden_size"),
+            positive(values, "num_attention_heads"),
+        )
+        if hidden_size % num_heads:
+            raise SizingError(
+                f"config.json: hidden_size {hidden_size} is not a multiple of "
+                f"num_attention_heads {num_heads}."
+            )
+        num_layers = positive(values, "num_hidden_layers", most=MAX_LAYERS)
+        is_modern = family.pre_norm
+        max_position = positive(values, "max_position_embeddings") - family.first_position
+        if max_position < 1:
+            raise SizingError("config.json: max_position_embeddings leaves no place for a token.")
+        return EncoderShape(
+            architecture=architecture,
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            intermediate_size=positive(values, "intermediate_size"),
+            vocab_size=positive(values, "vocab_size"),
+            max_position=max_position,
+            type_vocab_size=positive(values, "type_vocab_size", 2) if family.types else 0,
+            norm_eps=_number(values, "layer_norm_eps", 1e-12),
+            activation=_activation(values),
+            dtype=dtype_of(config),
+            attention_bias=not is_modern or values.get("attention_bias") is True,
+            mlp_bias=not is_modern or values.get("mlp_bias") is True,
+            norm_bias=not is_modern or values.get("norm_bias") is True,
+            relative_buckets=(
+                positive(values, "relative_attention_num_buckets", most=MAX_BUCKETS)
+                if family.relative_bias
+                else 0
+            ),
+            rotary=_rotary(values, num_layers) if is_modern else None,
+        )
+
+    @property
+    def family(self) -> EncoderFamily:
+        """The architecture's differences from BERT."""
+        return ENCODERS[self.architecture]
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def weights_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of the weights, biases and norms included."""
+        hidden, width = self.hidden_size, self.intermediate_size
+        up = width * (2 if self.family.names.gated else 1)
+        attention = 4 * hidden * hidden + 4 * hidden * self.attention_bias
+        mlp = hidden * (up + width) + (up + hidden) * self.mlp_bias
+        norm = hidden * (1 + self.norm_bias)
+        rows = self.vocab_size + self.type_vocab_size
+        if self.family.positions:
+            rows += self.max_position + self.family.first_position
+        bias = self.relative_buckets * self.num_heads
+        total = self.num_layers * (attention + mlp + 2 * norm) + rows * hidden + 2 * norm + bias
+        return total * dtype_bytes
+
+    def activation_bytes(self, num_tokens: int, dtype_bytes: int) -> int:
+        """Peak bytes of a step of `num_tokens`: the wider of attention and MLP, and the residual
+        stream."""
+        wide = self.intermediate_size * (3 if self.family.names.gated else 2)
+        return num_tokens * dtype_bytes * (3 * self.hidden_size + max(wide, 5 * self.hidden_size))
+
+
+def encoder_architecture(config: Mapping[str, object]) -> str | None:
+    """The name of a text encoder that is built here, or None."""
+    names = config.get("architectures")
+    if isinstance(names, list) and len(names) == 1 and names[0] in ENCODERS:
+        return str(names[0])
+    return None
+
+
+def _activation(values: Mapping[str, object]) -> Activation:
+    asked = values.get("hidden_act")
+    built: tuple[Activation, ...] = get_args(Activation)
+    for activation in built:
+        if asked == activation:
+            return activation
+    raise SizingError(f"config.json: the activation must be one of {', '.join(built)}.")
+
+
+def _number(values: Mapping[str, object], name: str, default: float) -> float:
+    value = values.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise SizingError(f"config.json: {name} must be a positive number.")
+    return float(value)
+
+
+def _rotary(values: Mapping[str, object], num_layers: int) -> Rotary:
+    """ModernBERT's: `layer_types` and `rope_parameters`, or the names of older checkpoints."""
+    kinds = values.get("layer_types")
+    if kinds is None:
+        every = positive(values, "global_attn_every_n_layers")
+        sliding = frozenset(layer for layer in range(num_layers) if layer % every)
+    elif isinstance(kinds, list) and len(kinds) == num_layers:
+        if set(kinds) - {"full_attention", "sliding_attention"}:
+            raise SizingError("config.json: layer_types names a layer that is not built.")
+        sliding = frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    else:
+        raise SizingError(f"config.json: layer_types must be a list of {num_layers} names.")
+    return Rotary(
+        _theta(values, "full_attention", "global_rope_theta"),
+        _theta(values, "sliding_attention", "local_rope_theta"),
+        positive(values, "local_attention") // 2,
+        sliding,
+    )
+
+
+def _theta(values: Mapping[str, object], kind: str, old: str) -> float:
+    rope = values.get("rope_parameters")
+    own = rope.get(kind) if isinstance(rope, Mapping) else None
+    if not isinstance(own, Mapping):
+        return _number(values, old, 10_000.0)
+    if own.get("rope_type", "default") != "default":
+        raise SizingError("config.json: rope_parameters are built for rope_type default only.")
+    return _number({**own}, "rope_theta", _number(values, old, 10_000.0))

@@ -1,0 +1,318 @@
+"""Texts that become vectors: the bodies of their routes, parsed. Pure."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from sluice_core.errors import RequestError
+
+from .generate import ModelName, refuse_unsupported
+from .json_body import convert, parse_object
+from .operations import WORK_ERRORS, Counting, Operation
+from .sampling_params import TokenId
+
+MAX_INPUTS = 2048
+"""Texts of one request, as OpenAI has it."""
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+Inputs = Annotated[
+    str | list[Any],
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                _TEXT,
+                _IDS,
+                *({"type": "array", "minItems": 1, "items": kind} for kind in (_TEXT, _IDS)),
+            ]
+        }
+    ),
+]
+Truncate = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Dimensions = Annotated[int, Meta(ge=1, le=1 << 20)]
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "embed_dtype": (None, "float32"),
+    "endianness": (None, "native", "little"),
+    "messages": (None,),
+    "padding": (None, False),
+    "truncation_side": (None, "right"),
+    "use_activation": (None,),
+    "normalize": (None,),
+    "modality": (None, "text"),
+}
+"""Values of known parameters that are not built, which ask for what is done anyway."""
+_RIGHT = (None, "right", "Right")
+_COHERE_ONLY = ("images", "inputs", "priority")
+
+
+class EmbeddingsBody(Struct, frozen=True, kw_only=True):
+    """The fields of POST /v1/embeddings that are honoured.
+
+    `truncate_prompt_tokens`: tokens of each text that are read; -1 for all that the model reads.
+    `prompt_name`: one of the model's own prompts, which is put in front of each text.
+    """
+
+    input: Inputs
+    model: ModelName | None = None
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Dimensions | None = None
+    truncate_prompt_tokens: Truncate | None = None
+    add_special_tokens: bool | None = True
+    prompt_name: str | None = None
+    user: str | None = None
+
+
+class Embedding(Struct, frozen=True, kw_only=True):
+    """One vector: numbers, or base64 of float32, little endian."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, frozen=True):
+    """Token counts of a whole request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(Struct, frozen=True, kw_only=True):
+    """The vectors in the order of their texts."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+class PoolingBody(EmbeddingsBody, frozen=True, kw_only=True):
+    """The fields of POST /pooling that are honoured: vLLM's, for vectors."""
+
+    task: Literal["embed"] | None = None
+
+
+class Pooled(Struct, frozen=True, kw_only=True):
+    """One vector: numbers, or base64 of float32, little endian."""
+
+    object: Literal["pooling"] = "pooling"
+    index: int
+    data: list[float] | str
+
+
+class PoolingReply(Struct, frozen=True, kw_only=True):
+    """The vectors in the order of their texts."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: EmbeddingUsage
+
+
+class EmbedBody(Struct, frozen=True, kw_only=True):
+    """The fields of POST /embed that are honoured: text-embeddings-inference's. `normalize`:
+    vectors of length 1, even if the model's files do not say so."""
+
+    inputs: Inputs
+    truncate: bool | None = None
+    prompt_name: str | None = None
+    normalize: bool | None = True
+    dimensions: Dimensions | None = None
+
+
+Vectors = Annotated[list[list[float]], Meta(description="A vector for each text.")]
+
+
+class CohereBody(Struct, frozen=True, kw_only=True):
+    """The fields of POST /v2/embed that are honoured: Cohere's. `input_type`: a prompt's name.
+    `max_tokens`: of each text."""
+
+    texts: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+    model: ModelName | None = None
+    input_type: str | None = None
+    embedding_types: list[Literal["float", "base64"]] | None = None
+    output_dimension: Dimensions | None = None
+    truncate: Literal["NONE", "END"] | None = "END"
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+
+
+class CohereVectors(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"floats": "float"}
+):
+    """The vectors in each form that was asked for."""
+
+    floats: list[list[float]] | None = None
+    base64: list[str] | None = None
+
+
+class BilledUnits(Struct, frozen=True):
+    """Token counts of a whole request."""
+
+    input_tokens: int
+
+
+class CohereMeta(Struct, frozen=True):
+    """What surrounds the answer."""
+
+    billed_units: BilledUnits
+
+
+class CohereReply(Struct, frozen=True, kw_only=True):
+    """The vectors in the order of their texts, which are repeated."""
+
+    id: str
+    embeddings: CohereVectors
+    texts: list[str]
+    meta: CohereMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What is to be embedded. `most_tokens`: of each text, None for an error if it is longer than
+    the model reads, -1 for that length. `normalize`: None as the model's files say. `forms`: of the
+    vectors in the answer."""
+
+    inputs: tuple[str | Sequence[int], ...]
+    model: str | None = None
+    forms: frozenset[str] = frozenset({"float"})
+    dimensions: int | None = None
+    most_tokens: int | None = None
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    normalize: bool | None = None
+
+
+def parse_embeddings(body: bytes) -> Texts:
+    """The request in the body of POST /v1/embeddings; raises RequestError naming the field."""
+    return _openai(body, EmbeddingsBody)
+
+
+def parse_pooling(body: bytes) -> Texts:
+    """The request in the body of POST /pooling; raises RequestError naming the field."""
+    return _openai(body, PoolingBody)
+
+
+def parse_embed(body: bytes) -> Texts:
+    """The request in the body of POST /embed; raises RequestError naming the field."""
+    fields = parse_object(body)
+    refuse_unsupported(fields, EmbedBody.__struct_fields__, {"truncation_direction": _RIGHT})
+    asked = convert(fields, EmbedBody)
+    return Texts(
+        read_inputs(asked.inputs, "inputs"),
+        dimensions=asked.dimensions,
+        most_tokens=-1 if asked.truncate else None,
+        prompt_name=asked.prompt_name,
+        normalize=asked.normalize is not False,
+    )
+
+
+def parse_cohere(body: bytes) -> Texts:
+    """The request in the body of POST /v2/embed; raises RequestError naming the field."""
+    fields = parse_object(body)
+    refuse_unsupported(fields, CohereBody.__struct_fields__, dict.fromkeys(_COHERE_ONLY, (None,)))
+    asked = convert(fields, CohereBody)
+    most = None if asked.truncate == "NONE" else asked.max_tokens or -1
+    return Texts(
+        read_inputs(asked.texts, "texts"),
+        asked.model,
+        frozenset(asked.embedding_types or ["float"]),
+        asked.output_dimension,
+        most,
+        prompt_name=asked.input_type,
+    )
+
+
+def _openai(body: bytes, kind: type[EmbeddingsBody]) -> Texts:
+    fields = parse_object(body)
+    refuse_unsupported(fields, kind.__struct_fields__, NEUTRAL)
+    asked = convert(fields, kind)
+    return Texts(
+        read_inputs(asked.input, "input"),
+        asked.model,
+        frozenset([asked.encoding_format or "float"]),
+        asked.dimensions,
+        asked.truncate_prompt_tokens,
+        asked.add_special_tokens is not False,
+        asked.prompt_name,
+    )
+
+
+def read_inputs(given: str | list[Any], field: str) -> tuple[str | Sequence[int], ...]:
+    """A text, token ids, or a list of either; raises RequestError."""
+    if isinstance(given, str):
+        return (_text(given, field),)
+    if not given:
+        raise RequestError(f"{field} is empty", param=field)
+    if isinstance(given[0], int):
+        return (_ids(given, field),)
+    if len(given) > MAX_INPUTS:
+        raise RequestError(
+            f"{field} has {len(given)} texts; one request may have {MAX_INPUTS}", param=field
+        )
+    return tuple(
+        _text(each, field) if isinstance(each, str) else _ids(each, field) for each in given
+    )
+
+
+def _text(given: str, field: str) -> str:
+    if not given:
+        raise RequestError(f"{field} has an empty text", param=field)
+    return given
+
+
+def _ids(given: Any, field: str) -> Sequence[int]:
+    if not given:
+        raise RequestError(f"{field} has a text without tokens", param=field)
+    return array("i", convert(given, list[TokenId], field))
+
+
+EMBEDDINGS = Operation(
+    "POST",
+    "/v1/embeddings",
+    "A vector for each text.",
+    EmbeddingsReply,
+    bodies=((EmbeddingsBody,),),
+    neutral=NEUTRAL,
+    errors=WORK_ERRORS,
+    example={"input": ["one text", "another text"]},
+    counting=Counting(("input",)),
+)
+POOLING = Operation(
+    "POST",
+    "/pooling",
+    "A vector for each text, in vLLM's form.",
+    PoolingReply,
+    bodies=((PoolingBody,),),
+    neutral=NEUTRAL,
+    errors=WORK_ERRORS,
+    example={"input": "one text"},
+    counting=Counting(("input",)),
+)
+EMBED = Operation(
+    "POST",
+    "/embed",
+    "A vector for each text, in text-embeddings-inference's form.",
+    Vectors,
+    bodies=((EmbedBody,),),
+    neutral={"truncation_direction": _RIGHT},
+    errors=WORK_ERRORS,
+    example={"inputs": ["one text", "another text"]},
+    counting=Counting(("inputs",)),
+)
+COHERE = Operation(
+    "POST",
+    "/v2/embed",
+    "A vector for each text, in Cohere's form.",
+    CohereReply,
+    bodies=((CohereBody,),),
+    neutral=dict.fromkeys(_COHERE_ONLY, (None,)),
+    errors=WORK_ERRORS,
+    example={"texts": ["one text"], "input_type": "query"},
+    counting=Counting(("texts",)),
+)
+OPERATIONS = (EMBEDDINGS, POOLING, EMBED, COHERE)

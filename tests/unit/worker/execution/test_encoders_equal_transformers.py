@@ -1,0 +1,52 @@
+"""Encoders equal transformers, with texts of any lengths in one batch and no padding."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from sluice_core.model.encoders import EncoderShape
+from sluice_core.model.files import read_json
+from sluice_kernels.plain import PlainKernels
+from sluice_worker.execution.encoders.encoder import Encoder
+from sluice_worker.execution.encoders.files import EncoderFiles
+from sluice_worker.execution.encoders.texts import Texts
+from unit.worker.engine.factories import PLAIN
+from unit.worker.execution.encoder_models import CONFIGS, VOCAB, random_model
+
+CPU = torch.device("cpu")
+LENGTHS = [1, 2, 7, 7, 7, 20, 33, 64, 64]
+
+
+def texts() -> list[list[int]]:
+    torch.manual_seed(1)
+    return [torch.randint(5, VOCAB, (length,)).tolist() for length in LENGTHS]
+
+
+def load(path: Path, kernels: PlainKernels = PLAIN) -> Encoder:
+    shape = EncoderShape.from_config(read_json(path, "config.json"))
+    files = EncoderFiles(path, torch.float32, CPU, shape.family)
+    encoder = Encoder(shape, files.read, kernels)
+    files.finish()
+    return encoder
+
+
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_equal_transformers_at_ragged_lengths(name: str, kind: str, tmp_path: Path) -> None:
+    model = random_model(name, kind)
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        rows = torch.split(load(tmp_path).hidden(Texts.of(texts(), CPU)), LENGTHS)
+        for token_ids, found in zip(texts(), rows, strict=True):
+            expected = model.base_model(torch.tensor([token_ids])).last_hidden_state[0]
+            assert torch.allclose(found, expected, atol=2e-5, rtol=1e-4)
+            assert torch.cosine_similarity(found, expected).min() >= 0.9999
+
+
+def test_a_text_does_not_depend_on_those_beside_it(tmp_path: Path) -> None:
+    random_model("Bert").save_pretrained(tmp_path)
+    encoder, asked = load(tmp_path), texts()
+    with torch.inference_mode():
+        together = torch.split(encoder.hidden(Texts.of(asked, CPU)), LENGTHS)
+        for token_ids, found in zip(asked, together, strict=True):
+            assert torch.allclose(found, encoder.hidden(Texts.of([token_ids], CPU)), atol=1e-5)

@@ -1,0 +1,117 @@
+"""The step loop's body for texts: a step makes the vectors of some. Knows no sockets or files."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sluice_core.contract import StepModel
+from sluice_core.port import EngineLimits, EngineLoad
+from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
+from sluice_core.wire import Abort, Encode, EncodeReport, Finished, Vector, unpacked
+
+from ..scheduling.texts import Text, TextQueue
+
+
+class TextModel(Protocol):
+    """Makes vectors of texts."""
+
+    def vectors(self, texts: Sequence[Text]) -> list[bytes | None]:
+        """Packed float32 of each text, or None if it is not finite. Lengths ascend."""
+
+
+class EncodingEngine:
+    """Queue, model and step times of one worker. Single-threaded; `clock` is monotonic."""
+
+    def __init__(
+        self,
+        queue: TextQueue,
+        model: TextModel,
+        times: StepTimes,
+        max_len: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue, self._model, self._times, self._max_len = queue, model, times, max_len
+        self._clock = clock
+        self._refitted_s = 0.0
+        self._num_running = 0
+        self.num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._queue) > 0
+
+    def idle_s(self, now: float) -> float:
+        """Seconds until a step can do anything: 0 with work."""
+        return 0.0 if self.has_work else float("inf")
+
+    def submit(self, request: Encode, now: float) -> Finished | None:
+        """Queue a text, or say why it can never run."""
+        token_ids = unpacked(request.prompt)
+        if not 0 < len(token_ids) <= self._max_len:
+            sentence = f"a text of {len(token_ids)} tokens; 1 to {self._max_len} are possible"
+            return Finished(request.request_id, sentence, self.snapshot())
+        self._queue.add(Text(request.request_id, token_ids, request.num_skipped, now))
+        return None
+
+    def abort(self, message: Abort) -> Finished | None:
+        """Forget a waiting text; None if there is no such text."""
+        if not self._queue.remove(message.request_id):
+            return None
+        return Finished(message.request_id, None, self.snapshot())
+
+    def configure(self, limits: EngineLimits) -> None:
+        """Put limits in force from the next step on."""
+        self._queue.limits = limits
+
+    def step(self) -> tuple[EncodeReport | None, list[Finished]]:
+        """One step: its report, and the texts that it failed."""
+        started = self._clock()
+        texts, limits = self._queue.take(started), self._queue.limits
+        if not texts:
+            return None, []
+        found = self._model.vectors(texts)
+        ended = self._clock()
+        self.num_steps += 1
+        lengths = [len(text.token_ids) for text in texts]
+        both = list(zip(texts, found, strict=True))
+        report = EncodeReport(
+            vectors=[Vector(text.request_id, values) for text, values in both if values],
+            epoch=limits.epoch,
+            started_s=started,
+            step_s=ended - started,
+            num_tokens=sum(lengths),
+            num_running=len(texts),
+            snapshot=self.snapshot(),
+            step_model=self._learn(lengths, started, ended),
+            is_slow=self._times.is_slow,
+            admitted=[text.request_id for text in texts],
+        )
+        sentence = "the vector of this text is not finite"
+        failed = [Finished(t.request_id, sentence, report.snapshot) for t, v in both if v is None]
+        return report, failed
+
+    def use_idle_time(self) -> float:
+        """Nothing is prepared."""
+        return float("inf")
+
+    def check_integrity(self) -> str | None:
+        """There is no block pool that could be at fault."""
+        return None
+
+    def snapshot(self) -> EngineLoad:
+        """Counts as of now: between steps none runs."""
+        return EngineLoad(waiting_cap=len(self._queue))
+
+    def _learn(self, lengths: Sequence[int], started: float, ended: float) -> StepModel | None:
+        """Record the step; returns the model if it was fitted anew."""
+        self._times.add(record_of(lengths, ended, ended - started))
+        if ended - self._refitted_s < REFIT_S:
+            return None
+        self._refitted_s = ended
+        return self._times.refit(ended)
+
+
+def record_of(lengths: Sequence[int], at_s: float, step_s: float) -> StepRecord:
+    """A step over texts of these lengths. Attention reads each text once for each of its tokens."""
+    pairs = sum(length * length for length in lengths)
+    return StepRecord(at_s, 0, pairs, sum(lengths), 1e3 * step_s)

@@ -1,0 +1,80 @@
+"""The texts of one step as rows without padding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Group(NamedTuple):
+    """`num_texts` of `length` tokens each, in rows from `start` on."""
+
+    start: int
+    num_texts: int
+    length: int
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the group."""
+        return slice(self.start, self.start + self.num_texts * self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts in order of their lengths. Rows [offsets[i], offsets[i + 1]) are text i's.
+
+    token_ids, positions, owners: int64 [num_rows]; `owners`: the text of each row. type_ids: the
+    same, or None where all are 0. lengths: of each text, at least 1. skipped: int64 [num_texts],
+    tokens of a prompt at the start of each.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    owners: Tensor
+    type_ids: Tensor | None
+    lengths: tuple[int, ...]
+    skipped: Tensor
+
+    @staticmethod
+    def of(
+        token_ids: Sequence[Sequence[int]],
+        device: torch.device,
+        *,
+        skipped: Sequence[int] | None = None,
+        type_ids: Sequence[Sequence[int]] | None = None,
+    ) -> "Texts":
+        """Texts whose lengths ascend."""
+        lengths = tuple(map(len, token_ids))
+        assert all(a <= b for a, b in zip(lengths, lengths[1:], strict=False))
+
+        def flat(rows: Sequence[Sequence[int]]) -> Tensor:
+            return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
+
+        counts = torch.tensor(lengths, dtype=torch.int64, device=device)
+        starts = counts.cumsum(0) - counts
+        owners = torch.repeat_interleave(counts)
+        return Texts(
+            flat(token_ids),
+            torch.arange(len(owners), device=device) - starts[owners],
+            owners,
+            flat(type_ids) if type_ids is not None else None,
+            lengths,
+            torch.tensor(skipped or [0] * len(lengths), dtype=torch.int64, device=device),
+        )
+
+    @property
+    def offsets(self) -> list[int]:
+        """The first row of each text, and the number of rows."""
+        return [0, *accumulate(self.lengths)]
+
+    def groups(self) -> list[Group]:
+        """Texts of one length, whose attention is one product."""
+        found, start = [], 0
+        for length, same in groupby(self.lengths):
+            count = sum(1 for _ in same)
+            found.append(Group(start, count, length))
+            start += count * length
+        return found
