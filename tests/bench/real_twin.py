@@ -69,13 +69,13 @@ class Run:
         return self.ours / max(self.fixed.values())
 
 
-def run(job: tuple[str, str, int, float]) -> Run:
-    """One of (noise, trace, seed, seconds)."""
+def run(job: tuple[str, str, int, float], caps: Sequence[int] = CAPS) -> Run:
+    """One of (noise, trace, seed, seconds), and each of `caps` fixed."""
     noise, trace, seed, seconds = job
     params = msgspec.structs.replace(WORKER, **NOISES[noise])
     case = Case(params, read_targets(SLO), scaled_trace(trace, PER_S, seconds, seed), seed)
     ours = case.sluice()
-    fixed = {cap: case.replayed(cap)["smooth_share"] for cap in CAPS}
+    fixed = {cap: case.replayed(cap)["smooth_share"] for cap in caps}
     path = [(0.0, ours["first_cap"]), *ours["cap_path"]]
     return Run(noise, trace, seed, ours["smooth_share"], fixed, path)
 
@@ -83,7 +83,7 @@ def run(job: tuple[str, str, int, float]) -> Run:
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """One cell. `of_best_seeds`: median and least of the seeds' own ratios; `of_best`: of the means
     over the seeds, where a fixed cap may not be another one for each."""
-    fixed = {cap: fmean(run.fixed[cap] for run in runs) for cap in CAPS}
+    fixed = {cap: fmean(run.fixed[cap] for run in runs) for cap in runs[0].fixed}
     best = max(fixed, key=lambda cap: fixed[cap])
     ours, ratios = fmean(run.ours for run in runs), [run.of_best for run in runs]
     return {

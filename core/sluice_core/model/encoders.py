@@ -157,9 +157,10 @@ _FAMILIES: Mapping[str, EncoderFamily] = {
 ENCODERS: Mapping[str, EncoderFamily] = {
     f"{name}{end}": family
     for name, family in _FAMILIES.items()
-    for end in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForPreTraining")
+    for end in ("Model", "ForMaskedLM", "ForPreTraining")
 }
-"""By the name in config.json's `architectures`."""
+"""By the name in config.json's `architectures`. A classifier is none: its vectors are not meant as
+such."""
 
 
 @dataclass(frozen=True, slots=True)
