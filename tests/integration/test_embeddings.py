@@ -134,6 +134,9 @@ def test_the_routes_of_other_servers_answer_in_their_own_form(
 
 def test_it_writes_no_text_and_says_what_it_serves(worker: Worker, client: OpenAI) -> None:
     assert client.models.list().data[0].id == "tiny"
+    shown = httpx.get(worker.url + "/openapi.json").json()["paths"]
+    assert {"/v1/embeddings", "/pooling", "/embed", "/v2/embed"} < shown.keys()
+    assert "/v1/completions" not in shown
     with pytest.raises(NotFoundError):
         client.completions.create(model="tiny", prompt="a")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sluice_core.steptime import StepTimes
 from sluice_core.wire import Abort, Submit
 from sluice_core.work import Sampling
 from sluice_kernels.triton.kernels import TritonKernels
@@ -230,6 +231,7 @@ class Reckless(Drafter):
 
 def test_drafts_are_verified_as_chunks(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts_module, "Drafter", Reckless)
+    monkeypatch.setattr(StepTimes, "refit", lambda *args, **named: None)  # no time decides
     requests = create_requests((40, 150), max_tokens=60)
     expected = run_all(create_engine_of(model, create_scheduler()), requests)
     ngram = NgramSpeculation("ngram", 4, prompt_lookup_max=2, prompt_lookup_min=1)
