@@ -17,7 +17,7 @@ from sluice_frontend.serving.runtime import Runtime
 from .config import GateConfig
 from .engine.inner import SglangKey, VllmSocket
 from .engine.patience import Owed
-from .engine.upstream import ServedModel, Upstream
+from .engine.upstream import EngineSays, Upstream
 from .proxy import Proxy
 from .queue.backend import GateBackend
 
@@ -96,7 +96,7 @@ class Gate:
 
     # -- news
 
-    def _ready(self, served: ServedModel) -> None:
+    def _ready(self, served: EngineSays) -> None:
         """Note that the engine answers, for the first time or again."""
         self.proxy.serves(served.model)
         self.backend.progress.window = served.window or math.inf

@@ -24,7 +24,7 @@ KV_FULL = 0.95
 is held."""
 
 
-class Running(NamedTuple):
+class RunningWork(NamedTuple):
     """vLLM's running requests: those that decode, their KV tokens, and those with a prompt left."""
 
     decodes: Sequence[Any]
@@ -32,7 +32,7 @@ class Running(NamedTuple):
     chunks: Sequence[Any]
 
     @classmethod
-    def of(cls, running: Sequence[Any]) -> "Running":
+    def of(cls, running: Sequence[Any]) -> "RunningWork":
         """Tell them apart."""
         decodes = [request for request in running if not request.is_prefill_chunk]
         kv_tokens = sum(request.num_computed_tokens for request in decodes)
@@ -84,7 +84,7 @@ class Steering:
         now_s = max(now_s, self._turned_s + sum(self._expected_s))
         scheduler, limits = self._scheduler, self.limits
         scheduler.max_num_active_reqs = limits.cap
-        work = Running.of(scheduler.running)
+        work = RunningWork.of(scheduler.running)
         num_running, num_waiting = scheduler.get_request_counts()
         num_free = max(limits.cap - num_running, 0) if num_waiting else 0
         if num_free and self._has_order:
@@ -161,11 +161,11 @@ class Steering:
         work = begun.decodes, begun.kv_tokens, begun.prefill
         return times.slowdown * times.step_ms(model, *work) / 1e3
 
-    def _reserved(self, work: Running) -> int:
+    def _reserved(self, work: RunningWork) -> int:
         num_drafts: int = self._scheduler.num_spec_tokens
         return len(work.decodes) * (1 + num_drafts)
 
-    def _load(self, work: Running, num_free: int, now_s: float) -> StepLoad:
+    def _load(self, work: RunningWork, num_free: int, now_s: float) -> StepLoad:
         scheduler = self._scheduler
         queue = chain(getattr(scheduler, "kv_holding_waiting", ()), scheduler.waiting)
         candidates = chain(work.chunks, islice(queue, num_free)) if self._has_order else ()
@@ -193,7 +193,7 @@ class Steering:
     def _is_ending(self, request: Any) -> bool:
         return self._left(request) <= 1 and request.request_id not in self.division.held
 
-    def _others(self, work: Running) -> list[Any]:
+    def _others(self, work: RunningWork) -> list[Any]:
         """Held ones by deadline, then those that will be late, whose blocks vLLM takes first."""
         held, others = self.division.held, [r for r in work.chunks if not self._is_ending(r)]
         first = sorted((r for r in others if r.request_id in held), key=self._due_s)

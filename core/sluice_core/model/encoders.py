@@ -164,7 +164,7 @@ such."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rotary:
+class EncoderRotary:
     """Rotary positions: bases of layers that see all tokens and of those that see a window.
 
     window: tokens that the latter see to each side.
@@ -199,7 +199,7 @@ class EncoderShape:
     mlp_bias: bool = True
     norm_bias: bool = True
     relative_buckets: int = 0
-    rotary: Rotary | None = None
+    rotary: EncoderRotary | None = None
 
     @staticmethod
     def from_config(config: Mapping[str, object]) -> "EncoderShape":
@@ -208,13 +208,7 @@ class EncoderShape:
         if architecture is None:
             raise SizingError("config.json: architectures names no text encoder that is built.")
         family = ENCODERS[architecture]
-        values = {**family.defaults, **{k: v for k, v in config.items() if v is not None}}
-        named = {ours: values.get(theirs) for ours, theirs in family.keys.items()}
-        values |= {name: value for name, value in named.items() if value is not None}
-        if values.get("position_embedding_type", "absolute") != "absolute":
-            raise SizingError("config.json: position_embedding_type is built for absolute only.")
-        if values.get("quantization_config") is not None:
-            raise SizingError("config.json: quantization_config is not supported.")
+        values = _values(config, family)
         hidden_size, num_heads = (
             positive(values, "hidden_size"),
             positive(values, "num_attention_heads"),
@@ -226,9 +220,6 @@ class EncoderShape:
             )
         num_layers = positive(values, "num_hidden_layers", most=MAX_LAYERS)
         is_modern = family.pre_norm
-        max_position = positive(values, "max_position_embeddings") - family.first_position
-        if max_position < 1:
-            raise SizingError("config.json: max_position_embeddings leaves no place for a token.")
         return EncoderShape(
             architecture=architecture,
             num_layers=num_layers,
@@ -236,7 +227,7 @@ class EncoderShape:
             num_heads=num_heads,
             intermediate_size=positive(values, "intermediate_size"),
             vocab_size=positive(values, "vocab_size"),
-            max_position=max_position,
+            max_position=_max_position(values, family),
             type_vocab_size=positive(values, "type_vocab_size", 2) if family.types else 0,
             norm_eps=_number(values, "layer_norm_eps", 1e-12),
             activation=_activation(values),
@@ -244,11 +235,7 @@ class EncoderShape:
             attention_bias=not is_modern or values.get("attention_bias") is True,
             mlp_bias=not is_modern or values.get("mlp_bias") is True,
             norm_bias=not is_modern or values.get("norm_bias") is True,
-            relative_buckets=(
-                positive(values, "relative_attention_num_buckets", most=MAX_BUCKETS)
-                if family.relative_bias
-                else 0
-            ),
+            relative_buckets=_buckets(values) if family.relative_bias else 0,
             rotary=_rotary(values, num_layers) if is_modern else None,
         )
 
@@ -290,6 +277,29 @@ def encoder_architecture(config: Mapping[str, object]) -> str | None:
     return None
 
 
+def _values(config: Mapping[str, object], family: EncoderFamily) -> dict[str, object]:
+    """The config under BERT's names, with what transformers assumes; raises SizingError."""
+    values = {**family.defaults, **{k: v for k, v in config.items() if v is not None}}
+    named = {ours: values.get(theirs) for ours, theirs in family.keys.items()}
+    values |= {name: value for name, value in named.items() if value is not None}
+    if values.get("position_embedding_type", "absolute") != "absolute":
+        raise SizingError("config.json: position_embedding_type is built for absolute only.")
+    if values.get("quantization_config") is not None:
+        raise SizingError("config.json: quantization_config is not supported.")
+    return values
+
+
+def _buckets(values: Mapping[str, object]) -> int:
+    return positive(values, "relative_attention_num_buckets", most=MAX_BUCKETS)
+
+
+def _max_position(values: Mapping[str, object], family: EncoderFamily) -> int:
+    most = positive(values, "max_position_embeddings") - family.first_position
+    if most < 1:
+        raise SizingError("config.json: max_position_embeddings leaves no place for a token.")
+    return most
+
+
 def _activation(values: Mapping[str, object]) -> Activation:
     asked = values.get("hidden_act")
     built: tuple[Activation, ...] = get_args(Activation)
@@ -306,7 +316,7 @@ def _number(values: Mapping[str, object], name: str, default: float) -> float:
     return float(value)
 
 
-def _rotary(values: Mapping[str, object], num_layers: int) -> Rotary:
+def _rotary(values: Mapping[str, object], num_layers: int) -> EncoderRotary:
     """ModernBERT's: `layer_types` and `rope_parameters`, or the names of older checkpoints."""
     kinds = values.get("layer_types")
     if kinds is None:
@@ -318,7 +328,7 @@ def _rotary(values: Mapping[str, object], num_layers: int) -> Rotary:
         sliding = frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     else:
         raise SizingError(f"config.json: layer_types must be a list of {num_layers} names.")
-    return Rotary(
+    return EncoderRotary(
         _theta(values, "full_attention", "global_rope_theta"),
         _theta(values, "sliding_attention", "local_rope_theta"),
         positive(values, "local_attention") // 2,

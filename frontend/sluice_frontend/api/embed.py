@@ -172,7 +172,7 @@ class CohereReply(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class EmbedRequest:
     """What is to be embedded. `most_tokens`: of each text, None for an error if it is longer than
     the model reads, -1 for that length. `normalize`: None as the model's files say. `forms`: of the
     vectors in the answer."""
@@ -187,22 +187,22 @@ class Texts:
     normalize: bool | None = None
 
 
-def parse_embeddings(body: bytes) -> Texts:
+def parse_embeddings(body: bytes) -> EmbedRequest:
     """The request in the body of POST /v1/embeddings; raises RequestError naming the field."""
     return _openai(body, EmbeddingsBody)
 
 
-def parse_pooling(body: bytes) -> Texts:
+def parse_pooling(body: bytes) -> EmbedRequest:
     """The request in the body of POST /pooling; raises RequestError naming the field."""
     return _openai(body, PoolingBody)
 
 
-def parse_embed(body: bytes) -> Texts:
+def parse_embed(body: bytes) -> EmbedRequest:
     """The request in the body of POST /embed; raises RequestError naming the field."""
     fields = parse_object(body)
     refuse_unsupported(fields, EmbedBody.__struct_fields__, {"truncation_direction": _RIGHT})
     asked = convert(fields, EmbedBody)
-    return Texts(
+    return EmbedRequest(
         read_inputs(asked.inputs, "inputs"),
         dimensions=asked.dimensions,
         most_tokens=-1 if asked.truncate else None,
@@ -211,13 +211,13 @@ def parse_embed(body: bytes) -> Texts:
     )
 
 
-def parse_cohere(body: bytes) -> Texts:
+def parse_cohere(body: bytes) -> EmbedRequest:
     """The request in the body of POST /v2/embed; raises RequestError naming the field."""
     fields = parse_object(body)
     refuse_unsupported(fields, CohereBody.__struct_fields__, dict.fromkeys(_COHERE_ONLY, (None,)))
     asked = convert(fields, CohereBody)
     most = None if asked.truncate == "NONE" else asked.max_tokens or -1
-    return Texts(
+    return EmbedRequest(
         read_inputs(asked.texts, "texts"),
         asked.model,
         frozenset(asked.embedding_types or ["float"]),
@@ -227,11 +227,11 @@ def parse_cohere(body: bytes) -> Texts:
     )
 
 
-def _openai(body: bytes, kind: type[EmbeddingsBody]) -> Texts:
+def _openai(body: bytes, kind: type[EmbeddingsBody]) -> EmbedRequest:
     fields = parse_object(body)
     refuse_unsupported(fields, kind.__struct_fields__, NEUTRAL)
     asked = convert(fields, kind)
-    return Texts(
+    return EmbedRequest(
         read_inputs(asked.input, "input"),
         asked.model,
         frozenset([asked.encoding_format or "float"]),

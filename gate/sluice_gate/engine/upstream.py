@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class EngineSays:
     """What the engine says of itself. `window`: tokens of a sequence, 0 if it does not say;
     `capacity`: the most sequences that it runs, None if it does not say."""
 
@@ -92,7 +92,7 @@ class Upstream:
         self._base = URL(self.url)
         self.is_up = False
         self.metrics = ""
-        self.on_ready: Callable[[ServedModel], None] = lambda served: None
+        self.on_ready: Callable[[EngineSays], None] = lambda served: None
         self.on_away: Callable[[], None] = lambda: None
         self.on_load: Callable[[ServerLoad], None] = lambda load: None
         self._session: aiohttp.ClientSession | None = None
@@ -237,11 +237,11 @@ class Upstream:
                         return ""
             return page.decode(errors="replace")
 
-    async def _served(self) -> ServedModel:
+    async def _served(self) -> EngineSays:
         models = await self._json("/v1/models", _Models)
         first = models.data[0] if models and models.data else _Model()
         window = self._about.count(first.max_model_len) or 0
-        return ServedModel(self._model or first.id, window, await self._capacity())
+        return EngineSays(self._model or first.id, window, await self._capacity())
 
     async def _capacity(self) -> int | None:
         """As llama.cpp and SGLang tell it."""

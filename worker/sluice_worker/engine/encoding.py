@@ -9,13 +9,13 @@ from sluice_core.port import EngineLimits, EngineLoad
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import Abort, Encode, EncodeReport, Finished, Vector, unpacked
 
-from ..scheduling.texts import Text, TextQueue
+from ..scheduling.texts import TextQueue, WaitingText
 
 
 class TextModel(Protocol):
     """Makes vectors of texts."""
 
-    def vectors(self, texts: Sequence[Text]) -> list[bytes | None]:
+    def vectors(self, texts: Sequence[WaitingText]) -> list[bytes | None]:
         """Packed float32 of each text, or None if it is not finite. Lengths ascend."""
 
 
@@ -50,7 +50,7 @@ class EncodingEngine:
         if not 0 < len(token_ids) <= self._max_len:
             sentence = f"a text of {len(token_ids)} tokens; 1 to {self._max_len} are possible"
             return Finished(request.request_id, sentence, self.snapshot())
-        self._queue.add(Text(request.request_id, token_ids, request.num_skipped, now))
+        self._queue.add(WaitingText(request.request_id, token_ids, request.num_skipped, now))
         return None
 
     def abort(self, message: Abort) -> Finished | None:

@@ -16,15 +16,16 @@ from sluice_core.model.stored import Weights, read_config, with_stored_dtype
 from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes
 from sluice_core.wire import Ready
+from sluice_kernels.interface import Kernels
 
 from ..base.config import EngineConfig
 from ..base.resources import Resources
 from ..execution.encoders.encoder import Encoder
 from ..execution.encoders.files import EncoderFiles
 from ..execution.encoders.pooling import Pooler
-from ..execution.encoders.texts import Texts
+from ..execution.encoders.texts import FlatTexts
 from ..execution.weights import random_weights
-from ..scheduling.texts import Text, TextQueue
+from ..scheduling.texts import TextQueue, WaitingText
 from .encoding import EncodingEngine, record_of
 from .machine import Machine
 
@@ -35,16 +36,16 @@ PROFILED = ((8,), (8,) * 8, (64,) * 4, (128,) * 4, (16,) * 32)
 PROFILE_S = 1.0
 
 
-class Vectors:
+class VectorModel:
     """The model of an `EncodingEngine`: encoder and pooling on one device."""
 
     def __init__(self, encoder: Encoder, pooler: Pooler, device: torch.device) -> None:
         self._encoder, self._pooler, self._device = encoder, pooler, device
 
     @torch.inference_mode()
-    def vectors(self, texts: Sequence[Text]) -> list[bytes | None]:
+    def vectors(self, texts: Sequence[WaitingText]) -> list[bytes | None]:
         """Packed float32 of each text, or None if it is not finite."""
-        batch = Texts.of(
+        batch = FlatTexts.of(
             [text.token_ids for text in texts],
             self._device,
             skipped=[text.num_skipped for text in texts],
@@ -57,15 +58,8 @@ class Vectors:
 
 def start(config: EngineConfig, progress: Progress) -> tuple[EncodingEngine, Ready]:
     """Load the model and measure it. Raises StartupError with one sentence."""
-    machine = Machine(config, Resources())
-    source = Directory(checkpoint_dir(config.model))
-    config_json, is_dummy = read_config(source), config.load_format == "dummy"
-    if not is_dummy:
-        config_json = with_stored_dtype(config_json, Weights.of(source))
-    try:
-        shape = EncoderShape.from_config(config_json)
-    except SizingError as error:
-        raise UnsupportedModel(str(error)) from error
+    machine, source = Machine(config, Resources()), Directory(checkpoint_dir(config.model))
+    shape = _shape(source, config)
     sentence = Sentence.read(source, shape.hidden_size)
     dtype = config.dtype if config.dtype != "auto" else _own_dtype(shape.dtype, machine.kind)
     max_len = min(shape.max_position, sentence.max_seq_length or shape.max_position)
@@ -73,17 +67,10 @@ def start(config: EngineConfig, progress: Progress) -> tuple[EncodingEngine, Rea
     base_bytes = machine.base_bytes()
     planned = _plan(shape, machine, config, dtype, base_bytes, max_len)
     progress("weights", 0)
-    kernels, run_dtype = machine.kernels(dtype), getattr(torch, dtype)
-    if is_dummy:
-        read = random_weights(config.seed or 0, run_dtype, machine.device)
-        encoder, pooler = Encoder(shape, read, kernels), Pooler(sentence, lambda folder: read)
-    else:
-        files = EncoderFiles(source.path, run_dtype, machine.device, shape.family)
-        encoder, pooler = Encoder(shape, files.read, kernels), Pooler(sentence, files.folder)
-        files.finish()
+    kernels = machine.kernels(dtype)
+    model = _load(config, source, shape, sentence, kernels, getattr(torch, dtype), machine.device)
     release_freed()
     progress("profile", 60)
-    model = Vectors(encoder, pooler, machine.device)
     times = StepTimes()
     times.set_profile(_profile(model, max_len))
     ceiling = config.max_num_seqs or config.max_num_batched_tokens
@@ -99,6 +86,35 @@ def start(config: EngineConfig, progress: Progress) -> tuple[EncodingEngine, Rea
         kernels=kernels.name,
     )
     return EncodingEngine(TextQueue(limits), model, times, max_len), ready
+
+
+def _shape(source: Directory, config: EngineConfig) -> EncoderShape:
+    config_json = read_config(source)
+    if config.load_format != "dummy":
+        config_json = with_stored_dtype(config_json, Weights.of(source))
+    try:
+        return EncoderShape.from_config(config_json)
+    except SizingError as error:
+        raise UnsupportedModel(str(error)) from error
+
+
+def _load(
+    config: EngineConfig,
+    source: Directory,
+    shape: EncoderShape,
+    sentence: Sentence,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> VectorModel:
+    if config.load_format == "dummy":
+        read = random_weights(config.seed or 0, dtype, device)
+        pooler = Pooler(sentence, lambda folder: read)
+        return VectorModel(Encoder(shape, read, kernels), pooler, device)
+    files = EncoderFiles(source.path, dtype, device, shape.family)
+    found = VectorModel(Encoder(shape, files.read, kernels), Pooler(sentence, files.folder), device)
+    files.finish()
+    return found
 
 
 def _own_dtype(stored: str, kind: str) -> str:
@@ -133,12 +149,14 @@ def _plan(
     return plan
 
 
-def _profile(model: Vectors, max_len: int) -> list[StepRecord]:
+def _profile(model: VectorModel, max_len: int) -> list[StepRecord]:
     """Time a few steps of dummy texts, each the quicker of two runs."""
     records, deadline = [], time.monotonic() + PROFILE_S
     for lengths in PROFILED:
         cut = [min(length, max_len) for length in lengths]
-        texts = [Text(str(number), [0] * length, 0, 0.0) for number, length in enumerate(cut)]
+        texts = [
+            WaitingText(str(number), [0] * length, 0, 0.0) for number, length in enumerate(cut)
+        ]
         runs = []
         for _ in range(2):
             started = time.monotonic()

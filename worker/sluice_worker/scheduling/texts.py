@@ -18,7 +18,7 @@ LOOK_AHEAD = 4
 """Times the cap: so many of the oldest texts are looked at."""
 
 
-class Text(NamedTuple):
+class WaitingText(NamedTuple):
     """A text as token ids. `num_skipped`: as in `wire.Encode`; `came_s`: monotonic seconds."""
 
     request_id: str
@@ -32,12 +32,12 @@ class TextQueue:
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
-        self._waiting: dict[str, Text] = {}
+        self._waiting: dict[str, WaitingText] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, text: Text) -> None:
+    def add(self, text: WaitingText) -> None:
         """Let `text` wait."""
         self._waiting[text.request_id] = text
 
@@ -45,7 +45,7 @@ class TextQueue:
         """Forget a text; True if it waited."""
         return self._waiting.pop(request_id, None) is not None
 
-    def take(self, now_s: float) -> list[Text]:
+    def take(self, now_s: float) -> list[WaitingText]:
         """The texts of the next step, the shorter before the longer."""
         oldest = next(iter(self._waiting.values()), None)
         if oldest is None:
@@ -55,9 +55,9 @@ class TextQueue:
             del self._waiting[text.request_id]
         return sorted(chosen, key=lambda text: len(text.token_ids))
 
-    def _chosen(self, oldest: Text, now_s: float) -> Iterable[Text]:
+    def _chosen(self, oldest: WaitingText, now_s: float) -> Iterable[WaitingText]:
         cap, left = self.limits.cap, self.limits.max_num_batched_tokens
-        looked_at: Iterable[Text] = islice(self._waiting.values(), LOOK_AHEAD * cap)
+        looked_at: Iterable[WaitingText] = islice(self._waiting.values(), LOOK_AHEAD * cap)
         if now_s - oldest.came_s < AGE_S:
             length = len(oldest.token_ids)
             looked_at = nsmallest(

@@ -13,7 +13,7 @@ from sluice_core.errors import RequestError
 from sluice_core.wire import Encode
 from sluice_core.work import Work
 from sluice_frontend.api import embed
-from sluice_frontend.api.embed import Texts
+from sluice_frontend.api.embed import EmbedRequest
 from sluice_frontend.api.operations import BoundOperation, Operation
 from sluice_frontend.api.sse import encode
 from sluice_frontend.http.clients import CLIENT
@@ -27,8 +27,8 @@ from ..api.service import Service
 from ..api.stream import watched
 from ..text.texts import TextReader
 
-Parse = Callable[[bytes], Texts]
-Form = Callable[["Vectors"], object]
+Parse = Callable[[bytes], EmbedRequest]
+Form = Callable[["Embedded"], object]
 """(vectors) -> the answer's body."""
 BYTES_PER_NUMBER = 24
 FLOAT_BYTES = array("f").itemsize
@@ -60,7 +60,7 @@ async def _embed(
 async def _open(
     service: Service,
     reader: TextReader,
-    asked: Texts,
+    asked: EmbedRequest,
     client: str,
     arrival_s: float,
     num_bytes: int,
@@ -72,20 +72,11 @@ async def _open(
     assert service.sentence is not None
     if asked.normalize is False and service.sentence.normalizes:
         raise RequestError("this model's vectors have the length 1", param="normalize")
-    cut = asked.most_tokens
-    if cut is not None and cut < 0:
-        cut = facts.max_model_len
-    elif cut is not None and cut > facts.max_model_len:
-        raise RequestError(
-            f"truncate_prompt_tokens {cut} is over the {facts.max_model_len} tokens that the model "
-            "reads",
-            param="truncate_prompt_tokens",
-        )
     read = partial(
         reader.read,
         asked.inputs,
         facts.max_model_len,
-        cut=cut,
+        cut=_cut(asked.most_tokens, facts.max_model_len),
         add_special_tokens=asked.add_special_tokens,
         prompt_name=asked.prompt_name,
     )
@@ -103,10 +94,20 @@ async def _open(
     return encoding
 
 
-class Vectors(NamedTuple):
+def _cut(most: int | None, window: int) -> int | None:
+    """Tokens to which longer texts are cut; None: they are refused."""
+    if most is not None and most > window:
+        raise RequestError(
+            f"truncate_prompt_tokens {most} is over the {window} tokens that the model reads",
+            param="truncate_prompt_tokens",
+        )
+    return window if most is not None and most < 0 else most
+
+
+class Embedded(NamedTuple):
     """The vectors of a request, as packed float32, and their names for the answer."""
 
-    asked: Texts
+    asked: EmbedRequest
     values: list[bytes]
     num_tokens: int
     model: str
@@ -130,7 +131,9 @@ class Vectors(NamedTuple):
 class VectorReply(Response):
     """The vectors in one piece. A client that leaves frees the places of its texts."""
 
-    def __init__(self, encoding: Encoding, asked: Texts, form: Form, service: Service) -> None:
+    def __init__(
+        self, encoding: Encoding, asked: EmbedRequest, form: Form, service: Service
+    ) -> None:
         super().__init__()
         self._encoding, self._asked, self._form = encoding, asked, form
         self._model, self._answers = service.config.model_name, service.answers
@@ -151,7 +154,7 @@ class VectorReply(Response):
         asked = self._asked
         if asked.dimensions is not None or asked.normalize:
             vectors = [of_length_1(vector, asked.dimensions) for vector in vectors]
-        told = Vectors(asked, vectors, self._encoding.num_tokens, self._model)
+        told = Embedded(asked, vectors, self._encoding.num_tokens, self._model)
         return encode(self._form(told))
 
 
@@ -162,7 +165,7 @@ def of_length_1(vector: bytes, dimensions: int | None) -> bytes:
     return array("f", (x / length for x in numbers)).tobytes()
 
 
-def _openai(told: Vectors) -> embed.EmbeddingsReply:
+def _openai(told: Embedded) -> embed.EmbeddingsReply:
     return embed.EmbeddingsReply(
         id=f"embd-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -172,7 +175,7 @@ def _openai(told: Vectors) -> embed.EmbeddingsReply:
     )
 
 
-def _pooling(told: Vectors) -> embed.PoolingReply:
+def _pooling(told: Embedded) -> embed.PoolingReply:
     return embed.PoolingReply(
         id=f"pool-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -182,7 +185,7 @@ def _pooling(told: Vectors) -> embed.PoolingReply:
     )
 
 
-def _cohere(told: Vectors) -> embed.CohereReply:
+def _cohere(told: Embedded) -> embed.CohereReply:
     forms = told.asked.forms
     return embed.CohereReply(
         id=f"embd-{uuid.uuid4().hex}",

@@ -9,7 +9,7 @@ from sluice_core.model.files import read_json
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.execution.encoders.encoder import Encoder
 from sluice_worker.execution.encoders.files import EncoderFiles
-from sluice_worker.execution.encoders.texts import Texts
+from sluice_worker.execution.encoders.texts import FlatTexts
 from unit.worker.engine.factories import PLAIN
 from unit.worker.execution.encoder_models import CONFIGS, VOCAB, random_model
 
@@ -36,7 +36,7 @@ def test_rows_equal_transformers_at_ragged_lengths(name: str, kind: str, tmp_pat
     model = random_model(name, kind)
     model.save_pretrained(tmp_path)
     with torch.inference_mode():
-        rows = torch.split(load(tmp_path).hidden(Texts.of(texts(), CPU)), LENGTHS)
+        rows = torch.split(load(tmp_path).hidden(FlatTexts.of(texts(), CPU)), LENGTHS)
         for token_ids, found in zip(texts(), rows, strict=True):
             expected = model.base_model(torch.tensor([token_ids])).last_hidden_state[0]
             assert torch.allclose(found, expected, atol=2e-5, rtol=1e-4)
@@ -52,6 +52,6 @@ def test_a_text_does_not_depend_on_those_beside_it(tmp_path: Path) -> None:
     random_model("Bert").save_pretrained(tmp_path)
     encoder, asked = load(tmp_path), texts()
     with torch.inference_mode():
-        together = torch.split(encoder.hidden(Texts.of(asked, CPU)), LENGTHS)
+        together = torch.split(encoder.hidden(FlatTexts.of(asked, CPU)), LENGTHS)
         for token_ids, found in zip(asked, together, strict=True):
-            assert torch.allclose(found, encoder.hidden(Texts.of([token_ids], CPU)), atol=1e-5)
+            assert torch.allclose(found, encoder.hidden(FlatTexts.of([token_ids], CPU)), atol=1e-5)

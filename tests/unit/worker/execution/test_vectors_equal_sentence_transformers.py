@@ -21,7 +21,7 @@ from sluice_worker.api.prompts import Prompts
 from sluice_worker.execution.encoders.encoder import Encoder
 from sluice_worker.execution.encoders.files import EncoderFiles
 from sluice_worker.execution.encoders.pooling import Pooler
-from sluice_worker.execution.encoders.texts import Texts
+from sluice_worker.execution.encoders.texts import FlatTexts
 from sluice_worker.text.texts import TextReader
 from sluice_worker.text.tokenizer import Tokenizer
 from torch import Tensor
@@ -55,7 +55,7 @@ def vectors(path: Path, texts: list[str], prompt: str | None = None) -> Tensor:
     order = sorted(range(len(read)), key=lambda i: len(read[i].token_ids))
     files = EncoderFiles(path, torch.float32, CPU, shape.family)
     with torch.inference_mode():
-        batch = Texts.of(
+        batch = FlatTexts.of(
             [read[i].token_ids for i in order], CPU, skipped=[read[i].num_skipped for i in order]
         )
         hidden = Encoder(shape, files.read, PLAIN).hidden(batch)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.port import EngineLimits
-from sluice_worker.scheduling.texts import AGE_S, Text, TextQueue
+from sluice_worker.scheduling.texts import AGE_S, TextQueue, WaitingText
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -11,11 +11,11 @@ LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 def queue_of(lengths: list[int], cap: int = 8, budget: int = 256) -> TextQueue:
     queue = TextQueue(EngineLimits(0, cap, budget))
     for number, length in enumerate(lengths):
-        queue.add(Text(str(number), [0] * length, 0, 0.0))
+        queue.add(WaitingText(str(number), [0] * length, 0, 0.0))
     return queue
 
 
-def lengths_of(texts: list[Text]) -> list[int]:
+def lengths_of(texts: list[WaitingText]) -> list[int]:
     return [len(text.token_ids) for text in texts]
 
 
@@ -23,7 +23,7 @@ def lengths_of(texts: list[Text]) -> list[int]:
 def test_each_text_is_taken_once_within_cap_and_budget(
     lengths: list[int], cap: int, budget: int, now_s: float
 ) -> None:
-    queue, taken = queue_of(lengths, cap, budget), list[Text]()
+    queue, taken = queue_of(lengths, cap, budget), list[WaitingText]()
     while queue:
         step = queue.take(now_s)
         assert 1 <= len(step) <= cap
@@ -33,8 +33,8 @@ def test_each_text_is_taken_once_within_cap_and_budget(
     assert sorted(taken, key=lambda text: int(text.request_id)) == queue_texts(lengths)
 
 
-def queue_texts(lengths: list[int]) -> list[Text]:
-    return [Text(str(number), [0] * length, 0, 0.0) for number, length in enumerate(lengths)]
+def queue_texts(lengths: list[int]) -> list[WaitingText]:
+    return [WaitingText(str(number), [0] * length, 0, 0.0) for number, length in enumerate(lengths)]
 
 
 @given(LENGTHS, st.floats(0, 2))

@@ -19,7 +19,7 @@ from torch.nn.functional import (
 )
 
 from ..models.linear import ReadTensor, fuse, made, read_linear
-from .texts import Group, Texts
+from .texts import EqualLengths, FlatTexts
 
 MAX_DISTANCE = 128
 """Tokens from which on MPNet's bias tells no distances apart."""
@@ -45,7 +45,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class EncoderLayer:
     """One layer. `attention_norm` is None in front of ModernBERT's first one. `is_sliding`: its
     tokens see a window."""
 
@@ -63,7 +63,7 @@ class Seen:
     """What all layers of a step share. `rotary`: complex [num_rows, 1, head_dim / 2], for layers
     that see all and for sliding ones. `biases`, `windows`: added to the scores of each group."""
 
-    groups: list[Group]
+    groups: list[EqualLengths]
     rotary: tuple[Tensor, Tensor] | None
     biases: list[Tensor | None]
     windows: list[Tensor | None]
@@ -90,7 +90,7 @@ class Encoder:
         self._final = self._read_norm(read, family.final_norm) if family.final_norm else None
         self._activation = _ACTIVATIONS[shape.activation]
 
-    def hidden(self, texts: Texts) -> Tensor:
+    def hidden(self, texts: FlatTexts) -> Tensor:
         """The last layer's output, [num_rows, hidden_size]."""
         num_rows = len(texts.token_ids)
         rows = self._norm(self._embedded(texts))
@@ -104,7 +104,7 @@ class Encoder:
         rows = rows[:num_rows]
         return rows if self._final is None else self._final(rows)
 
-    def _embedded(self, texts: Texts) -> Tensor:
+    def _embedded(self, texts: FlatTexts) -> Tensor:
         rows = self._words[texts.token_ids]
         if self._positions is not None:
             rows += self._positions[texts.positions + self.shape.family.first_position]
@@ -112,12 +112,12 @@ class Encoder:
             rows += self._types[0] if texts.type_ids is None else self._types[texts.type_ids]
         return rows
 
-    def _post_norm(self, layer: Layer, rows: Tensor, seen: Seen) -> Tensor:
+    def _post_norm(self, layer: EncoderLayer, rows: Tensor, seen: Seen) -> Tensor:
         assert layer.attention_norm is not None
         rows = layer.attention_norm(rows + self._attention(layer, rows, seen))
         return layer.mlp_norm(rows + layer.down(self._activation(layer.up(rows))))
 
-    def _pre_norm(self, layer: Layer, rows: Tensor, seen: Seen) -> Tensor:
+    def _pre_norm(self, layer: EncoderLayer, rows: Tensor, seen: Seen) -> Tensor:
         normed = rows if layer.attention_norm is None else layer.attention_norm(rows)
         rows = rows + self._attention(layer, normed, seen)
         up = layer.up(layer.mlp_norm(rows))
@@ -126,7 +126,7 @@ class Encoder:
             return rows + layer.down(self._activation(first) * second)
         return rows + layer.down(self._activation(up))
 
-    def _attention(self, layer: Layer, rows: Tensor, seen: Seen) -> Tensor:
+    def _attention(self, layer: EncoderLayer, rows: Tensor, seen: Seen) -> Tensor:
         shape = self.shape
         qkv = layer.qkv(rows).view(len(rows), 3, shape.num_heads, shape.head_dim)
         if seen.rotary is not None:
@@ -140,7 +140,7 @@ class Encoder:
             out[group.rows] = found.transpose(1, 2).flatten(0, 1)
         return layer.output(out.flatten(1))
 
-    def _seen(self, texts: Texts) -> Seen:
+    def _seen(self, texts: FlatTexts) -> Seen:
         groups, rotary = texts.groups(), None
         longest, device = texts.lengths[-1], texts.token_ids.device
         biases: list[Tensor | None] = [None] * len(groups)
@@ -156,7 +156,7 @@ class Encoder:
             windows = [_window(group.length, turning.window, device) for group in groups]
         return Seen(groups, rotary, biases, windows)
 
-    def _turned(self, texts: Texts, theta: float) -> Tensor:
+    def _turned(self, texts: FlatTexts, theta: float) -> Tensor:
         """complex64 [num_rows, 1, 1, head_dim / 2]."""
         dim = self.shape.head_dim
         exponents = torch.arange(0, dim, 2, device=texts.positions.device).float() / dim
@@ -170,7 +170,7 @@ class Encoder:
         bias = read(f"{name}.bias", size) if self.shape.norm_bias else None
         return LayerNorm(read(f"{name}.weight", size), bias, self.shape.norm_eps)
 
-    def _read_layer(self, read: ReadTensor, number: int) -> Layer:
+    def _read_layer(self, read: ReadTensor, number: int) -> EncoderLayer:
         shape, names, kernels = self.shape, self.shape.family.names, self._kernels
         hidden, width = shape.hidden_size, shape.intermediate_size
         prefix = names.layer.format(number)
@@ -182,7 +182,7 @@ class Encoder:
         up = read_linear(read, prefix + names.up, num_up, hidden, mlp)
         down = read_linear(read, prefix + names.down, hidden, width, mlp)
         is_first = shape.family.pre_norm and number == 0
-        return Layer(
+        return EncoderLayer(
             None if is_first else self._read_norm(read, prefix + names.attention_norm),
             made(kernels, fuse(qkv)),
             made(kernels, output),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, normalize, relu, silu
 
 from ..models.linear import Linear, ReadTensor, read_linear
-from .texts import Texts
+from .texts import FlatTexts
 
 _ACTIVATIONS: Mapping[DenseActivation, Callable[[Tensor], Tensor]] = {
     "Identity": lambda rows: rows,
@@ -25,7 +25,7 @@ ReadFolder = Callable[[str], ReadTensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledRows:
     """The rows that count, float32, and the text of each. `places`: of a row, from 1."""
 
     rows: Tensor
@@ -51,7 +51,7 @@ class Pooler:
         self._sentence = sentence
         self._behind = [_read_dense(layer, read) for layer in sentence.behind]
 
-    def __call__(self, hidden: Tensor, texts: Texts) -> Tensor:
+    def __call__(self, hidden: Tensor, texts: FlatTexts) -> Tensor:
         """hidden [num_rows, hidden_size] -> float32 [num_texts, width]."""
         starts = torch.tensor(texts.offsets, device=hidden.device)
         skipped = texts.skipped if not self._sentence.include_prompt else None
@@ -62,7 +62,7 @@ class Pooler:
             rows, owners, places = rows[left], owners[left], places[left]
             ends = first + skipped
             first = torch.where(ends < starts[1:], ends, first)
-        pooled = Pooled(rows, owners, places, len(texts.lengths))
+        pooled = PooledRows(rows, owners, places, len(texts.lengths))
         last = starts[1:] - 1
         parts = [
             self._part(mode, pooled, hidden[first].float(), hidden[last].float())
@@ -73,7 +73,7 @@ class Pooler:
             found = step(found)
         return found
 
-    def _part(self, mode: Pooling, pooled: Pooled, first: Tensor, last: Tensor) -> Tensor:
+    def _part(self, mode: Pooling, pooled: PooledRows, first: Tensor, last: Tensor) -> Tensor:
         match mode:
             case "cls":
                 return first

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Group(NamedTuple):
+class EqualLengths(NamedTuple):
     """`num_texts` of `length` tokens each, in rows from `start` on."""
 
     start: int
@@ -23,7 +23,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class FlatTexts:
     """Texts in order of their lengths. Rows [offsets[i], offsets[i + 1]) are text i's.
 
     token_ids, positions, owners: int64 [num_rows]; `owners`: the text of each row. type_ids: the
@@ -45,7 +45,7 @@ class Texts:
         *,
         skipped: Sequence[int] | None = None,
         type_ids: Sequence[Sequence[int]] | None = None,
-    ) -> "Texts":
+    ) -> "FlatTexts":
         """Texts whose lengths ascend."""
         lengths = tuple(map(len, token_ids))
         assert all(a <= b for a, b in zip(lengths, lengths[1:], strict=False))
@@ -56,7 +56,7 @@ class Texts:
         counts = torch.tensor(lengths, dtype=torch.int64, device=device)
         starts = counts.cumsum(0) - counts
         owners = torch.repeat_interleave(counts)
-        return Texts(
+        return FlatTexts(
             flat(token_ids),
             torch.arange(len(owners), device=device) - starts[owners],
             owners,
@@ -70,11 +70,11 @@ class Texts:
         """The first row of each text, and the number of rows."""
         return [0, *accumulate(self.lengths)]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[EqualLengths]:
         """Texts of one length, whose attention is one product."""
         found, start = [], 0
         for length, same in groupby(self.lengths):
             count = sum(1 for _ in same)
-            found.append(Group(start, count, length))
+            found.append(EqualLengths(start, count, length))
             start += count * length
         return found
