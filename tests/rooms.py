@@ -23,7 +23,7 @@ BUDGETS = {
     "worker/sluice_worker": 11_250,
     "operator/sluice_operator": 11_750,
     "kernels/sluice_kernels": 4_450,
-    "cli/sluice": 4_150,
+    "cli/sluice": 4_160,
     "cluster/sluice_cluster": 2_200,
 }
 """Most lines of Python and C++ a package, blank lines and docstrings too."""

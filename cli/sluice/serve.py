@@ -93,17 +93,20 @@ class Narration(logging.Formatter):
             f"before, {parts['kv_cache_bytes']:.2f} for the KV cache of {event['kv_tokens']:,} "
             f"tokens; of {share * total:.2f} GiB, {share:g} of the {total:.2f} that there are.\n"
             f"Ready: at most {event['cap']} requests at once, each of at most "
-            f"{event['max_model_len']:,} tokens. Try it:\n  {self._curl()}"
+            f"{event['max_model_len']:,} tokens. Try it:\n  {self._curl(not event['kv_tokens'])}"
         )
 
-    def _curl(self) -> str:
-        body = {"model": self._config.model_name, "prompt": "Once upon a time", "max_tokens": 32}
+    def _curl(self, is_encoder: bool) -> str:
+        path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}
+        if is_encoder:
+            path, body = "embeddings", {"input": "Once upon a time"}
+        body = {"model": self._config.model_name, **body}
         server = self._config.server
-        path = shlex.quote(str(server.api_key_file))
-        key = f"${API_KEY}" if server.api_key else f"$(head -n1 {path})"
+        file = shlex.quote(str(server.api_key_file))
+        key = f"${API_KEY}" if server.api_key else f"$(head -n1 {file})"
         bearer = f' -H "Authorization: Bearer {key}"' if server.has_api_keys else ""
         return (
-            f"curl {self._url}/v1/completions -H 'Content-Type: application/json'{bearer} "
+            f"curl {self._url}/v1/{path} -H 'Content-Type: application/json'{bearer} "
             f"-d {shlex.quote(json.dumps(body))}"
         )
 

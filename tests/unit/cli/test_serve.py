@@ -76,6 +76,8 @@ def test_the_curl_line_names_the_variable_that_holds_the_key_and_not_the_key(mod
     ready = said(told, "ready", memory=memory, kv_tokens=9, cap=1, max_model_len=9)
     assert '-H "Authorization: Bearer $VLLM_API_KEY"' in ready
     assert "secret-canary" not in ready
+    vectors = said(told, "ready", memory=memory, kv_tokens=0, cap=1, max_model_len=9)
+    assert "/v1/embeddings -H" in vectors
 
 
 def test_an_address_of_ipv6_is_a_url_that_can_be_asked(model: Path) -> None:

@@ -81,7 +81,7 @@ def start(config: EngineConfig, progress: Progress) -> tuple[EncodingEngine, Rea
         predicted_cap=ceiling,
         cap=cap,
         max_model_len=max_len,
-        memory=MemoryReport(planned, {"reserve_bytes": base_bytes}, 0),
+        memory=MemoryReport(planned, planned | {"kv_cache_bytes": 0}, 0),
         step_model=times.model,
         kernels=kernels.name,
     )
