@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from sluice_core.errors import RequestError
 
-from .generate import ModelName, refuse_unsupported
+from .generate import IDS, ModelName, refuse_unsupported
 from .json_body import convert, parse_object
 from .operations import WORK_ERRORS, Counting, Operation
 from .sampling_params import TokenId
@@ -16,15 +16,14 @@ from .sampling_params import TokenId
 MAX_INPUTS = 2048
 """Texts of one request, as OpenAI has it."""
 _TEXT = {"type": "string", "minLength": 1}
-_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 Inputs = Annotated[
     str | list[Any],
     Meta(
         extra_json_schema={
             "anyOf": [
                 _TEXT,
-                _IDS,
-                *({"type": "array", "minItems": 1, "items": kind} for kind in (_TEXT, _IDS)),
+                IDS,
+                *({"type": "array", "minItems": 1, "items": kind} for kind in (_TEXT, IDS)),
             ]
         }
     ),

@@ -48,9 +48,9 @@ REQUEST_ID = "^[ -~]{1,128}$"
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
 
 # `_prompts` checks these: msgspec has no union of lists, so the document is told.
-_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}
-_LISTS = [{"type": "array", "minItems": 1, "items": kind} for kind in ({"type": "string"}, _IDS)]
+IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, IDS]}
+_LISTS = [{"type": "array", "minItems": 1, "items": kind} for kind in ({"type": "string"}, IDS)]
 OnePrompt = Annotated[str | list[Any], Meta(extra_json_schema=_PROMPT)]
 Prompts = Annotated[
     str | list[Any], Meta(extra_json_schema={"anyOf": [*_PROMPT["anyOf"], *_LISTS]})

@@ -44,6 +44,11 @@ class Prompts:
         # Rows of the embedding table: a larger token id has no meaning.
         self.vocab_size = size if isinstance(size, int) else tokenizer.vocab_size
 
+    @property
+    def num_behind(self) -> int:
+        """Tokens that the tokenizer puts behind a text."""
+        return len(self._tokenizer.around[1])
+
     def read(
         self, request: Completion, keep: int | None, window: int
     ) -> tuple[list[Sequence[int]], list[Echo]]:

@@ -33,7 +33,6 @@ class EncodingEngine:
         self._queue, self._model, self._times, self._max_len = queue, model, times, max_len
         self._clock = clock
         self._refitted_s = 0.0
-        self._num_running = 0
         self.num_steps = 0
 
     @property

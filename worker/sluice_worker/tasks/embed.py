@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sluice_core.errors import RequestError
-from sluice_core.wire import Encode
+from sluice_core.wire import Encode, packed
 from sluice_core.work import Work
 from sluice_frontend.api import embed
 from sluice_frontend.api.embed import EmbedRequest
@@ -89,8 +89,8 @@ async def _open(
     for text in texts:
         name, num = service.next_id(), len(text.token_ids)
         timer = runtime.recorder.arrive(name, arrival_s, time.monotonic(), num, client=client)
-        prompt = array("i", text.token_ids).tobytes()
-        service.client.submit(Encode(name, prompt, text.num_skipped), encoding.add(timer))
+        message = Encode(name, packed(text.token_ids), text.num_skipped)
+        service.client.submit(message, encoding.add(timer))
     return encoding
 
 
@@ -137,6 +137,8 @@ class VectorReply(Response):
         super().__init__()
         self._encoding, self._asked, self._form = encoding, asked, form
         self._model, self._answers = service.config.model_name, service.answers
+        is_done = service.sentence is not None and service.sentence.normalizes
+        self._scales = asked.dimensions is not None or (asked.normalize is True and not is_done)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Collect all vectors, then answer; nothing is sent to a client that has left."""
@@ -152,7 +154,7 @@ class VectorReply(Response):
 
     def _body(self, vectors: list[bytes]) -> bytes:
         asked = self._asked
-        if asked.dimensions is not None or asked.normalize:
+        if self._scales:
             vectors = [of_length_1(vector, asked.dimensions) for vector in vectors]
         told = Embedded(asked, vectors, self._encoding.num_tokens, self._model)
         return encode(self._form(told))

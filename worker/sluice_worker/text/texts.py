@@ -15,6 +15,9 @@ from .pieces import Check, any_number
 class Encodes(Protocol):
     """Reads one text; see `api.prompts.Prompts`."""
 
+    @property
+    def num_behind(self) -> int: ...
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, check: Check = any_number
     ) -> list[int]: ...
@@ -34,10 +37,7 @@ class TextReader:
 
     def __init__(self, prompts: Encodes, sentence: Sentence) -> None:
         self._prompts, self._sentence = prompts, sentence
-        empty, one = prompts.encode(""), prompts.encode("a")
-        common = (a == b for a, b in zip(empty, one, strict=False))
-        self._num_before = next((i for i, same in enumerate(common) if not same), len(empty))
-        self._num_behind = len(empty) - self._num_before
+        self._num_behind = prompts.num_behind
 
     def read(
         self,

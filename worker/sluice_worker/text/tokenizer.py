@@ -107,7 +107,7 @@ class Tokenizer:
         tokenizer = self._with_control if parse_special else self._tokenizer
         if keep is not None and self._longest:
             text = text[-(keep * self._longest + SLACK) :]
-        before, behind = self._around if add_special_tokens else ([], [])
+        before, behind = self.around if add_special_tokens else ([], [])
         ids = token_ids(tokenizer, text, check)
         if not before and not behind:
             return ids if keep is None else ids[-keep:]
@@ -116,7 +116,7 @@ class Tokenizer:
         return whole if keep is None else whole[-keep:]
 
     @cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def around(self) -> tuple[list[int], list[int]]:
         """The tokens that the tokenizer puts in front of a text, and behind it."""
         encoding = self._tokenizer.encode("a", add_special_tokens=True)
         own = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
@@ -131,7 +131,7 @@ class Tokenizer:
         A token put around the text begins where the one before it ends.
         """
         tokenizer = self._with_control if parse_special else self._tokenizer
-        before, behind = self._around if add_special_tokens else ([], [])
+        before, behind = self.around if add_special_tokens else ([], [])
         places, last, end = [0] * len(before), 0, 0
         for piece in pieces(tokenizer, text, offsets=True):
             for span in piece.spans:

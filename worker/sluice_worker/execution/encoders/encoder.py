@@ -19,6 +19,8 @@ from torch.nn.functional import (
 )
 
 from ..models.linear import ReadTensor, fuse, made, read_linear
+from ..models.rope import Rope
+from ..models.rotary import read_rotary
 from .texts import EqualLengths, FlatTexts
 
 MAX_DISTANCE = 128
@@ -60,8 +62,8 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What all layers of a step share. `rotary`: complex [num_rows, 1, head_dim / 2], for layers
-    that see all and for sliding ones. `biases`, `windows`: added to the scores of each group."""
+    """What all layers of a step share. `rotary`: complex64 [num_rows, 1, 1, head_dim / 2], for
+    layers that see all and for sliding ones. `biases`, `windows`: for the scores of each group."""
 
     groups: list[EqualLengths]
     rotary: tuple[Tensor, Tensor] | None
@@ -89,6 +91,9 @@ class Encoder:
         self._layers = [self._read_layer(read, number) for number in range(shape.num_layers)]
         self._final = self._read_norm(read, family.final_norm) if family.final_norm else None
         self._activation = _ACTIVATIONS[shape.activation]
+        turning, dim = shape.rotary, shape.head_dim
+        bases = (turning.theta, turning.sliding_theta) if turning is not None else ()
+        self._rotaries = [read_rotary(Rope(base, dim), dim, self._words.device) for base in bases]
 
     def hidden(self, texts: FlatTexts) -> Tensor:
         """The last layer's output, [num_rows, hidden_size]."""
@@ -109,7 +114,7 @@ class Encoder:
         if self._positions is not None:
             rows += self._positions[texts.positions + self.shape.family.first_position]
         if self._types is not None:
-            rows += self._types[0] if texts.type_ids is None else self._types[texts.type_ids]
+            rows += self._types[0]  # all are of the first kind
         return rows
 
     def _post_norm(self, layer: EncoderLayer, rows: Tensor, seen: Seen) -> Tensor:
@@ -150,20 +155,12 @@ class Encoder:
             whole = bias.permute(2, 0, 1)  # [num_heads, longest, longest]
             biases = [whole[:, : group.length, : group.length] for group in groups]
         if (turning := self.shape.rotary) is not None:
-            bases = turning.theta, turning.sliding_theta
-            full, sliding = (self._turned(texts, theta) for theta in bases)
+            added = self._kernels.round_rows(len(texts.positions)) - len(texts.positions)
+            positions = pad(texts.positions, (0, added))
+            full, sliding = (each.at(positions).unsqueeze(1) for each in self._rotaries)
             rotary = full, sliding
             windows = [_window(group.length, turning.window, device) for group in groups]
         return Seen(groups, rotary, biases, windows)
-
-    def _turned(self, texts: FlatTexts, theta: float) -> Tensor:
-        """complex64 [num_rows, 1, 1, head_dim / 2]."""
-        dim = self.shape.head_dim
-        exponents = torch.arange(0, dim, 2, device=texts.positions.device).float() / dim
-        angles = texts.positions.float()[:, None] / theta**exponents
-        added = self._kernels.round_rows(len(angles)) - len(angles)
-        angles = pad(angles, (0, 0, 0, added))
-        return torch.polar(torch.ones_like(angles), angles)[:, None, None, :]
 
     def _read_norm(self, read: ReadTensor, name: str) -> LayerNorm:
         size = (self.shape.hidden_size,)

@@ -26,15 +26,13 @@ class EqualLengths(NamedTuple):
 class FlatTexts:
     """Texts in order of their lengths. Rows [offsets[i], offsets[i + 1]) are text i's.
 
-    token_ids, positions, owners: int64 [num_rows]; `owners`: the text of each row. type_ids: the
-    same, or None where all are 0. lengths: of each text, at least 1. skipped: int64 [num_texts],
-    tokens of a prompt at the start of each.
+    token_ids, positions, owners: int64 [num_rows]; `owners`: the text of each row. lengths: of
+    each text, at least 1. skipped: int64 [num_texts], tokens of a prompt at the start of each.
     """
 
     token_ids: Tensor
     positions: Tensor
     owners: Tensor
-    type_ids: Tensor | None
     lengths: tuple[int, ...]
     skipped: Tensor
 
@@ -44,23 +42,18 @@ class FlatTexts:
         device: torch.device,
         *,
         skipped: Sequence[int] | None = None,
-        type_ids: Sequence[Sequence[int]] | None = None,
     ) -> "FlatTexts":
         """Texts whose lengths ascend."""
         lengths = tuple(map(len, token_ids))
         assert all(a <= b for a, b in zip(lengths, lengths[1:], strict=False))
-
-        def flat(rows: Sequence[Sequence[int]]) -> Tensor:
-            return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
-
+        flat = [token_id for text in token_ids for token_id in text]
         counts = torch.tensor(lengths, dtype=torch.int64, device=device)
         starts = counts.cumsum(0) - counts
         owners = torch.repeat_interleave(counts)
         return FlatTexts(
-            flat(token_ids),
+            torch.tensor(flat, dtype=torch.int64, device=device),
             torch.arange(len(owners), device=device) - starts[owners],
             owners,
-            flat(type_ids) if type_ids is not None else None,
             lengths,
             torch.tensor(skipped or [0] * len(lengths), dtype=torch.int64, device=device),
         )
