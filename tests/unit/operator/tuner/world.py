@@ -33,15 +33,15 @@ Route = Callable[[Sequence[SimulatedPod], Random], SimulatedPod]
 
 
 class Quota(Delays):
-    """Counts the seconds of its stalls. `is_over`: there are no more."""
+    """Counts the seconds of `delays`, a pod's stalls. `is_over`: there are no more."""
 
-    stalled_s = 0.0
-    is_over = False
+    def __init__(self, delays: Delays) -> None:
+        self._inner, self.stalled_s, self.is_over = delays, 0.0, False
 
     def ms(self, decodes: int, prefill_tokens: int, step_ms: float, now_s: float) -> float:
         if self.is_over:
             return 0.0
-        stalled_ms = super().ms(decodes, prefill_tokens, step_ms, now_s)
+        stalled_ms = self._inner.ms(decodes, prefill_tokens, step_ms, now_s)
         self.stalled_s += stalled_ms / 1e3
         return stalled_ms
 
@@ -49,39 +49,30 @@ class Quota(Delays):
 class Slowed(Noise):
     """The noise of `pod`, and what slows it down."""
 
-    def __init__(self, pod: "Pod", shape: Shape, seed: int) -> None:
-        super().__init__(shape, seed)
-        self._pod, self._shape = pod, shape
+    def __init__(self, pod: "Pod", noise: Noise) -> None:
+        self._pod, self._inner = pod, noise
 
     def factor(self, now_s: float) -> float:
-        is_busy = 4 * self._pod.num_running >= self._pod.cap
-        busy = self._shape.slow_when_busy if is_busy else 1.0
-        return super().factor(now_s) * self._pod.slowness * busy
+        return self._inner.factor(now_s) * self._pod.slowness * self._pod.busy_factor
 
 
 class Pod(SimulatedPod):
     """`is_deaf`: it misses what is sent to it; `is_silent`: it answers nothing at all."""
 
+    params: Shape
     slowness = 1.0
     is_deaf = is_silent = False
     _said: PodView | None = None
 
-    def __init__(
-        self,
-        name: str,
-        params: Params,
-        slo: Slo,
-        cap: int,
-        epoch: int,
-        start_s: float = 0.0,
-        created_s: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        assert isinstance(params, Shape)
-        self.quota = Quota(params, seed)
-        super().__init__(name, params, slo, cap, epoch, start_s, created_s, seed)
-        self.noise, self.delays = Slowed(self, params, seed), self.quota
-        self._reports_model = params.reports_model
+    def meet_faults(self) -> None:
+        """Let its faults take effect, which are those of its `params` at first."""
+        self.quota = self.delays = Quota(self.delays)
+        self.noise = Slowed(self, self.noise)
+
+    @property
+    def busy_factor(self) -> float:
+        """Factor on its steps now."""
+        return self.params.slow_when_busy if 4 * self.num_running >= self.cap else 1.0
 
     @property
     def num_running(self) -> int:
@@ -108,7 +99,7 @@ class Pod(SimulatedPod):
         """What the operator sees of this pod: of a silent one, what it last said."""
         if self._said is None or not self.is_silent:
             self._said = super().view(now_s)
-            if not self._reports_model and self._said.evidence is not None:
+            if not self.params.reports_model and self._said.evidence is not None:
                 evidence = structs.replace(self._said.evidence, step_model=None)
                 self._said = replace(self._said, evidence=evidence)
         return replace(self._said, terminating=self.terminating)
@@ -138,6 +129,10 @@ class World(world.World):
         params = structs.replace(shape, overload=targets.overload, min_replicas=replicas)
         super().__init__(params, targets, list(trace), Replay(cap, ()), seed, Pod)
         self._route_of, self._random = route, Random(seed)
+
+    def add_pod(self, cold_start_s: float) -> None:
+        super().add_pod(cold_start_s)
+        self.pods[-1].meet_faults()
 
     def choose(self, serving: Sequence[SimulatedPod]) -> SimulatedPod:
         if self._route_of is None:
