@@ -26,7 +26,7 @@ def test_cpu_time_of_children_that_ended_is_counted_and_the_tree_is_stopped() ->
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             used = cpu_time(process.pid, "60.25")
-            assert used.total_s >= 0.2
+            assert used.total_s > 0.15  # clock ticks are rounded down, for each process
             assert used.engine_s < 0.1  # only `sleep` has that mark
         finally:
             stop(process)
