@@ -4,8 +4,7 @@ from math import exp
 from random import Random
 
 from sluice_core.contract import Slo
-from sluice_core.latency import predicted_cap
-from sluice_core.model.sizing import DEFAULT_MEAN_LENGTH
+from sluice_core.latency import FIRST_CONTEXT, predicted_cap
 from sluice_core.steptime import StepRecord, StepTimes
 
 from .params import Params
@@ -29,7 +28,7 @@ def profile_records(params: Params, seed: int) -> list[StepRecord]:
 
 def _shapes(params: Params) -> list[tuple[int, int, int]]:
     """(decodes, KV tokens, prompt tokens) of each dummy step, as on a CPU or with graphs."""
-    decodes = [(1, 32), (8, 32), (8, 512), (32, 32), (1, 512)]
+    decodes = [(1, 32), (8, 32), (8, FIRST_CONTEXT), (32, 32), (1, FIRST_CONTEXT)]
     prompts = [32, 128]
     if params.has_graphs:
         decodes.append((32, 1024))
@@ -57,6 +56,6 @@ def first_cap(times: StepTimes, slo: Slo, ceiling: int) -> int:
         times.model,
         times.model.resid_q,
         itl_ms=slo.itl_ms,
-        kv_per_seq=DEFAULT_MEAN_LENGTH,
+        kv_per_seq=FIRST_CONTEXT,
         ceiling=ceiling,
     )

@@ -14,12 +14,11 @@ import torch
 from sluice_core.contract import MemoryReport, policy_in_force
 from sluice_core.errors import ConfigError, DoesNotFit, UnsupportedModel
 from sluice_core.heap import release_freed
-from sluice_core.latency import MIN_CHUNK_TOKENS, predicted_cap
+from sluice_core.latency import FIRST_CONTEXT, MIN_CHUNK_TOKENS, predicted_cap
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.sizing import (
     CONTEXT_BYTES,
     DEFAULT_BLOCK_SIZE,
-    DEFAULT_MEAN_LENGTH,
     DTYPE_BYTES,
     MemoryPlan,
     MemoryRequest,
@@ -253,7 +252,7 @@ class _Start:
     def _profile_steps(
         self, dummy: "_Dummy", ceiling: int, largest: int
     ) -> Iterator[list[StepWork]]:
-        short, long = min(32, self.max_model_len), min(512, self.max_model_len)
+        short, long = min(32, self.max_model_len), min(FIRST_CONTEXT, self.max_model_len)
         on_cpu = self.kind == "cpu"
         yield dummy.prefill(min(32, largest))
         yield dummy.decodes(1, short)
@@ -292,7 +291,7 @@ class _Start:
             times.model,
             times.model.resid_q,
             itl_ms=self.config.itl_ms,
-            kv_per_seq=min(self.max_model_len / 2, DEFAULT_MEAN_LENGTH),
+            kv_per_seq=min(self.max_model_len / 2, FIRST_CONTEXT),
             ceiling=ceiling,
         )
 
