@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 CPU_UTILIZATION = "0.5"
 """Share of the machine's memory without a GPU: a person works on the machine too."""
 GIB = 2**30
+_EXAMPLES: Mapping[str, tuple[str, dict[str, object]]] = {
+    "generate": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}),
+    "embed": ("/v1/embeddings", {"input": "Once upon a time"}),
+    "classify": ("/classify", {"input": "Once upon a time"}),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,20 +99,18 @@ class Narration(logging.Formatter):
             f"before, {parts['kv_cache_bytes']:.2f} for the KV cache of {event['kv_tokens']:,} "
             f"tokens; of {share * total:.2f} GiB, {share:g} of the {total:.2f} that there are.\n"
             f"Ready: at most {event['cap']} requests at once, each of at most "
-            f"{event['max_model_len']:,} tokens. Try it:\n  {self._curl(not event['kv_tokens'])}"
+            f"{event['max_model_len']:,} tokens. Try it:\n  {self._curl(event['task'])}"
         )
 
-    def _curl(self, is_encoder: bool) -> str:
-        path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}
-        if is_encoder:
-            path, body = "embeddings", {"input": "Once upon a time"}
-        body = {"model": self._config.model_name, **body}
+    def _curl(self, task: str) -> str:
+        path, asked = _EXAMPLES[task]
+        body = {"model": self._config.model_name, **asked}
         server = self._config.server
         file = shlex.quote(str(server.api_key_file))
         key = f"${API_KEY}" if server.api_key else f"$(head -n1 {file})"
         bearer = f' -H "Authorization: Bearer {key}"' if server.has_api_keys else ""
         return (
-            f"curl {self._url}/v1/{path} -H 'Content-Type: application/json'{bearer} "
+            f"curl {self._url}{path} -H 'Content-Type: application/json'{bearer} "
             f"-d {shlex.quote(json.dumps(body))}"
         )
 

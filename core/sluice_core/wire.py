@@ -87,12 +87,14 @@ class Submit(Frame, frozen=True):
 
 
 class Encode(Frame, frozen=True):
-    """A text that becomes one vector. `prompt`: token ids, as in `Submit`. `num_skipped`: its first
-    tokens that do not count for the vector."""
+    """A text that becomes one vector, or the numbers of its classes. `prompt`: token ids, as in
+    `Submit`. `num_skipped`: its first tokens that do not count for the vector. `num_second`: its
+    last ones, which are a pair's second text."""
 
     request_id: str
     prompt: bytes
     num_skipped: Tokens = 0
+    num_second: Tokens = 0
 
 
 class Abort(Frame, frozen=True):

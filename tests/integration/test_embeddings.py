@@ -9,10 +9,15 @@ from typing import Any
 import httpx
 import pytest
 from integration.worker_process import Worker, running_worker
+from langchain_openai import OpenAIEmbeddings
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from openai import BadRequestError, NotFoundError, OpenAI
+from pydantic import SecretStr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from transformers import AutoModelForCausalLM
 from unit.worker.execution.encoder_models import random_model, save_tokenizer
+from unit.worker.execution.test_decoders_make_vectors import save
 
 TEXTS = ["a", "the quick brown fox", "jumps over", "the lazy dog and on and on it runs"]
 PROMPTS = {"query": "find ", "document": ""}
@@ -60,6 +65,36 @@ def test_openais_client_gets_the_vectors_of_sentence_transformers(
     assert [item.index for item in reply.data] == [0, 1, 2, 3]
     assert_close([item.embedding for item in reply.data], reference.encode(TEXTS))
     assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(len(t) + 2 for t in TEXTS)
+
+
+def test_langchains_client_gets_them(worker: Worker, reference: SentenceTransformer) -> None:
+    client = OpenAIEmbeddings(
+        model="tiny",
+        base_url=worker.url + "/v1",
+        api_key=SecretStr("none"),
+        check_embedding_ctx_length=False,  # else it splits texts by OpenAI's own tokens
+    )
+    assert_close(client.embed_documents(TEXTS), reference.encode(TEXTS))
+    assert_close([client.embed_query("jumps")], reference.encode(["jumps"]))
+
+
+def test_llamaindexs_client_gets_them(worker: Worker, reference: SentenceTransformer) -> None:
+    client = OpenAILikeEmbedding(model_name="tiny", api_base=worker.url + "/v1", api_key="none")
+    assert_close(client.get_text_embedding_batch(TEXTS), reference.encode(TEXTS))
+    assert_close([client.get_query_embedding("jumps")], reference.encode(["jumps"]))
+
+
+def test_a_decoder_with_its_modules_makes_vectors(tmp_path: Path) -> None:
+    save(tmp_path / "base", "qwen3", AutoModelForCausalLM)
+    save_tokenizer(tmp_path / "base")
+    modules = [Transformer(str(tmp_path / "base")), Pooling(32, "lasttoken"), Normalize()]
+    theirs = SentenceTransformer(modules=modules, device="cpu")
+    theirs.save(str(tmp_path / "saved"))
+    with running_worker(tmp_path, "--load-format", "auto", model=tmp_path / "saved") as worker:
+        body = {"input": TEXTS}
+        reply = httpx.post(worker.url + "/v1/embeddings", json=body).raise_for_status().json()
+        assert_close([item["embedding"] for item in reply["data"]], theirs.encode(TEXTS))
+        assert httpx.post(worker.url + "/v1/completions", json={"prompt": "a"}).status_code == 404
 
 
 def test_both_formats_are_equal_to_the_bit(worker: Worker) -> None:

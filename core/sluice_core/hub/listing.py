@@ -1,8 +1,9 @@
 """The files of a model on the hub, and which of them are fetched. Pure but for the index that
 `weight_files` reads.
 
-Names are hostile input. Only plain names are taken: known ones at the top of the repository, and
-chat templates in their folder. So no file is ever written outside its directory, or run.
+Names are hostile input. Only plain names are taken: known ones at the top of the repository, chat
+templates in their folder, and the modules of sentence-transformers in theirs. So no file is ever
+written outside its directory, or run.
 """
 
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from ..bounded import count
 from ..errors import CheckpointError, DownloadError
 from ..model.files import JINJA, TEMPLATES, Directory
+from ..model.sentence import MODULES, PROMPTS, TRANSFORMER_FILES
 from ..model.stored import INDEX, WEIGHTS, Weights
 
 REQUIRED = ("config.json", "tokenizer.json")
@@ -25,8 +27,12 @@ OPTIONAL = (
     "merges.txt",
     "tokenizer.model",
     JINJA,
+    MODULES,
+    PROMPTS,
+    *TRANSFORMER_FILES,
 )
 _TEMPLATE = re.compile(rf"{TEMPLATES}/[A-Za-z0-9][A-Za-z0-9_-]{{0,63}}\.jinja")
+_MODULE = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,32}/(config\.json|model\.safetensors)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
@@ -84,7 +90,9 @@ def small_files(repo: str, listing: Listing, *, weights: bool) -> tuple[RemoteFi
             f"{repo} has no {WEIGHTS}; other formats are never fetched, because they can run code."
         )
     templates = sorted(filter(_TEMPLATE.fullmatch, listing.files))
-    wanted = (*REQUIRED, *OPTIONAL, *templates, *((INDEX,) if weights else ()))
+    modules = sorted(filter(_MODULE.fullmatch, listing.files))
+    modules = [name for name in modules if weights or not name.endswith(WEIGHTS)]
+    wanted = (*REQUIRED, *OPTIONAL, *templates, *modules, *((INDEX,) if weights else ()))
     return tuple(listing.files[name] for name in wanted if name in listing.files)
 
 

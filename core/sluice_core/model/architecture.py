@@ -165,6 +165,8 @@ def _refuse_unbuilt(config: Mapping[str, object], architecture: str) -> None:
         raise SizingError("config.json: auto_map names code of the checkpoint; none is run.")
     if config.get("quantization_config") is not None:
         raise SizingError("config.json: quantization_config is not supported.")
+    if config.get("is_causal") is False:
+        raise SizingError("config.json: is_causal false is not built.")
     refused = ["use_bidirectional_attention", "use_mrope"]
     refused += [] if family.attention_bias == "config" else ["attention_bias"]
     refused += [] if family.mlp_bias else ["mlp_bias"]

@@ -1,4 +1,4 @@
-"""Text encoders: the architectures, their sizes and the names of their tensors. Pure.
+"""Text encoders and classifiers: architectures, sizes and names of tensors. Pure.
 
 The facts are transformers' (modeling_* and configuration_* of version 5.23).
 """
@@ -11,6 +11,7 @@ from .architecture import MAX_LAYERS, SizingError, dtype_of, positive
 
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
 MAX_BUCKETS = 1 << 10
+CLASSIFIER = "ForSequenceClassification"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,28 @@ class LayerNames:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNames:
+    """A classifier's layers behind one row a text: `first`, its activation, `norm` and `last`."""
+
+    first: str
+    activation: Literal["tanh", "relu", "gelu"]
+    last: str
+    norm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderFamily:
     """The differences of one architecture from BERT.
 
-    prefix: of the tensors in a checkpoint that holds a head as well. defaults: values that
-    transformers assumes for missing keys. keys: what the config calls a size. first_position: the
-    row of the first token's position. pre_norm: norms stand in front of attention and MLP.
+    prefix: of the tensors in a checkpoint that holds a head as well. head: of its classifiers.
+    defaults: values that transformers assumes for missing keys. keys: what the config calls a size.
+    first_position: the row of the first token's position. pre_norm: norms stand in front of
+    attention and MLP.
     """
 
     prefix: str
     names: LayerNames
+    head: HeadNames
     defaults: Mapping[str, object]
     keys: Mapping[str, str]
     words: str = "embeddings.word_embeddings"
@@ -71,11 +84,19 @@ _BERT_DEFAULTS = {
     "type_vocab_size": 2,
 }
 _TYPES = "embeddings.token_type_embeddings"
+_DENSE_HEAD = HeadNames("classifier.dense", "tanh", "classifier.out_proj")
 _ROBERTA = EncoderFamily(
-    "roberta.", _BERT_LAYER, _BERT_DEFAULTS, {}, types=_TYPES, first_position=2
+    "roberta.", _BERT_LAYER, _DENSE_HEAD, _BERT_DEFAULTS, {}, types=_TYPES, first_position=2
 )
 _FAMILIES: Mapping[str, EncoderFamily] = {
-    "Bert": EncoderFamily("bert.", _BERT_LAYER, _BERT_DEFAULTS, {}, types=_TYPES),
+    "Bert": EncoderFamily(
+        "bert.",
+        _BERT_LAYER,
+        HeadNames("pooler.dense", "tanh", "classifier"),
+        _BERT_DEFAULTS,
+        {},
+        types=_TYPES,
+    ),
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
     "MPNet": EncoderFamily(
@@ -89,6 +110,7 @@ _FAMILIES: Mapping[str, EncoderFamily] = {
             "output.dense",
             "output.LayerNorm",
         ),
+        _DENSE_HEAD,
         {**_BERT_DEFAULTS, "relative_attention_num_buckets": 32},
         {},
         first_position=2,
@@ -105,6 +127,7 @@ _FAMILIES: Mapping[str, EncoderFamily] = {
             "ffn.lin2",
             "output_layer_norm",
         ),
+        HeadNames("pre_classifier", "relu", "classifier"),
         {
             "dim": 768,
             "n_heads": 12,
@@ -133,6 +156,7 @@ _FAMILIES: Mapping[str, EncoderFamily] = {
             "mlp_norm",
             gated=True,
         ),
+        HeadNames("head.dense", "gelu", "classifier", norm="head.norm"),
         {
             "hidden_size": 768,
             "num_attention_heads": 12,
@@ -145,6 +169,8 @@ _FAMILIES: Mapping[str, EncoderFamily] = {
             "global_attn_every_n_layers": 3,
             "global_rope_theta": 160_000.0,
             "local_rope_theta": 10_000.0,
+            "classifier_pooling": "cls",
+            "classifier_activation": "gelu",
         },
         {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
         words="embeddings.tok_embeddings",
@@ -157,10 +183,9 @@ _FAMILIES: Mapping[str, EncoderFamily] = {
 ENCODERS: Mapping[str, EncoderFamily] = {
     f"{name}{end}": family
     for name, family in _FAMILIES.items()
-    for end in ("Model", "ForMaskedLM", "ForPreTraining")
+    for end in ("Model", "ForMaskedLM", "ForPreTraining", CLASSIFIER)
 }
-"""By the name in config.json's `architectures`. A classifier is none: its vectors are not meant as
-such."""
+"""By the name in config.json's `architectures`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +206,8 @@ class EncoderShape:
     """Sizes and arithmetic of one text encoder. `max_position`: tokens of the longest text.
 
     `has_bias`: of the linear layers of attention and MLP. `norm_bias`: of the norms.
-    `relative_buckets`: of a bias on scores by distance; 0 without.
+    `relative_buckets`: of a bias on scores by distance; 0 without. `head_bias`: of a classifier's
+    first layer. `pools_mean`: a classifier reads the mean of all rows, not the first.
     """
 
     architecture: str
@@ -198,6 +224,8 @@ class EncoderShape:
     attention_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
+    head_bias: bool = True
+    pools_mean: bool = False
     relative_buckets: int = 0
     rotary: EncoderRotary | None = None
 
@@ -235,6 +263,8 @@ class EncoderShape:
             attention_bias=not is_modern or values.get("attention_bias") is True,
             mlp_bias=not is_modern or values.get("mlp_bias") is True,
             norm_bias=not is_modern or values.get("norm_bias") is True,
+            head_bias=not is_modern or values.get("classifier_bias") is True,
+            pools_mean=_pools_mean(values),
             relative_buckets=_buckets(values) if family.relative_bias else 0,
             rotary=_rotary(values, num_layers) if is_modern else None,
         )
@@ -287,6 +317,16 @@ def _values(config: Mapping[str, object], family: EncoderFamily) -> dict[str, ob
     if values.get("quantization_config") is not None:
         raise SizingError("config.json: quantization_config is not supported.")
     return values
+
+
+def _pools_mean(values: Mapping[str, object]) -> bool:
+    """ModernBERT's choice; others read the first row."""
+    if values.get("classifier_activation", "gelu") != "gelu":
+        raise SizingError("config.json: classifier_activation is built for gelu only.")
+    pooling = values.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise SizingError("config.json: classifier_pooling must be cls or mean.")
+    return pooling == "mean"
 
 
 def _buckets(values: Mapping[str, object]) -> int:

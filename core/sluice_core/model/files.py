@@ -57,7 +57,10 @@ class Directory:
     def __init__(self, path: Path) -> None:
         self.path = path
         own = path.resolve()
-        self._roots = [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
+        self._roots = [own]
+        for parent in own.parents[:2]:  # a snapshot, or a folder of one
+            if parent.name == "snapshots":
+                self._roots.append(parent.parent / "blobs")
 
     @property
     def title(self) -> str:

@@ -30,7 +30,7 @@ _OLD_MODES: Mapping[str, Pooling] = {
 }
 """In the order in which several are concatenated."""
 DenseActivation = Literal["Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"]
-_TRANSFORMER_FILES = tuple(
+TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
@@ -66,7 +66,7 @@ class Sentence:
         """Read it. `hidden_size`: of the encoder; raises CheckpointError."""
         names = set(source.names())
         prompts, default_prompt = _prompts(source) if PROMPTS in names else ({}, None)
-        longest = _tokenizer_length(source) if TOKENIZER in names else None
+        longest = tokenizer_length(source)
         if MODULES not in names:
             return Sentence(max_seq_length=longest, prompts=prompts, default_prompt=default_prompt)
         (kind, folder), *rest = _modules(source)
@@ -138,8 +138,10 @@ def _prompts(source: Source) -> tuple[Mapping[str, str], str | None]:
     return prompts, default
 
 
-def _tokenizer_length(source: Source) -> int | None:
+def tokenizer_length(source: Source) -> int | None:
     """model_max_length, where version 5.4 and later keep the length; a huge number means none."""
+    if TOKENIZER not in source.names():
+        return None
     most = _read(source, "", TOKENIZER).get("model_max_length")
     if isinstance(most, int) and not isinstance(most, bool) and 0 < most <= MAX_WIDTH:
         return most
@@ -150,7 +152,7 @@ def _transformer(source: Source, folder: str, names: set[str]) -> tuple[int | No
     """max_seq_length and do_lower_case."""
     if folder:
         raise CheckpointError(f"{MODULES}: a Transformer in folder {folder[:64]} is not built.")
-    present = [name for name in _TRANSFORMER_FILES if name in names]
+    present = [name for name in TRANSFORMER_FILES if name in names]
     if not present:
         return None, False
     config = _read(source, "", present[0])

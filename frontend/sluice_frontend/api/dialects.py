@@ -7,11 +7,9 @@ takes the bodies of all. So a path without a row is counted by every field that 
 from .operations import NO_WORK, Counting, Operation
 
 _INPUTS = Counting(("input", "inputs", "prompt"))
-_RANKED = Counting(("documents", "texts"))
-_SCORED = Counting(("documents", "items", "data_2", "text_2"))
 _COMPLETION = Counting(("prompt", "prompt_embeds"), has_n=True)
 
-DIALECTS = {
+_COUNTED = {
     "/completions": _COMPLETION,  # llama.cpp's names
     "/completion": _COMPLETION,
     "/infill": _COMPLETION,
@@ -23,16 +21,11 @@ DIALECTS = {
     "/api/embed": _INPUTS,
     "/api/embeddings": _INPUTS,
     "/embeddings": _INPUTS,
-    "/classify": _INPUTS,
-    "/v1/rerank": _RANKED,
-    "/rerank": _RANKED,
-    "/v1/score": _SCORED,
-    "/score": _SCORED,
     "/apply-template": NO_WORK,
     "/v1/messages/count_tokens": NO_WORK,
     "/api/show": NO_WORK,
 }
 OPERATIONS = tuple(
     Operation("POST", path, "Of other engines.", counting=counting)
-    for path, counting in DIALECTS.items()
+    for path, counting in _COUNTED.items()
 )

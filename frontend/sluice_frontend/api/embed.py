@@ -1,34 +1,16 @@
 """Texts that become vectors: the bodies of their routes, parsed. Pure."""
 
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
-from sluice_core.errors import RequestError
 
-from .generate import IDS, ModelName, refuse_unsupported
+from .generate import ModelName, refuse_unsupported
 from .json_body import convert, parse_object
 from .operations import WORK_ERRORS, Counting, Operation
-from .sampling_params import TokenId
+from .texts import Inputs, TextsRequest, TextsUsage, Truncate, read_inputs
 
-MAX_INPUTS = 2048
-"""Texts of one request, as OpenAI has it."""
-_TEXT = {"type": "string", "minLength": 1}
-Inputs = Annotated[
-    str | list[Any],
-    Meta(
-        extra_json_schema={
-            "anyOf": [
-                _TEXT,
-                IDS,
-                *({"type": "array", "minItems": 1, "items": kind} for kind in (_TEXT, IDS)),
-            ]
-        }
-    ),
-]
-Truncate = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Dimensions = Annotated[int, Meta(ge=1, le=1 << 20)]
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "embed_dtype": (None, "float32"),
@@ -70,13 +52,6 @@ class Embedding(Struct, frozen=True, kw_only=True):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Struct, frozen=True):
-    """Token counts of a whole request."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingsReply(Struct, frozen=True, kw_only=True):
     """The vectors in the order of their texts."""
 
@@ -85,7 +60,7 @@ class EmbeddingsReply(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     data: list[Embedding]
-    usage: EmbeddingUsage
+    usage: TextsUsage
 
 
 class PoolingBody(EmbeddingsBody, frozen=True, kw_only=True):
@@ -110,7 +85,7 @@ class PoolingReply(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     data: list[Pooled]
-    usage: EmbeddingUsage
+    usage: TextsUsage
 
 
 class EmbedBody(Struct, frozen=True, kw_only=True):
@@ -170,19 +145,13 @@ class CohereReply(Struct, frozen=True, kw_only=True):
     meta: CohereMeta
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedRequest:
-    """What is to be embedded. `most_tokens`: of each text, None for an error if it is longer than
-    the model reads, -1 for that length. `normalize`: None as the model's files say. `forms`: of the
-    vectors in the answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest(TextsRequest):
+    """What is to be embedded. `normalize`: None as the model's files say. `forms`: of the vectors
+    in the answer."""
 
-    inputs: tuple[str | Sequence[int], ...]
-    model: str | None = None
     forms: frozenset[str] = frozenset({"float"})
     dimensions: int | None = None
-    most_tokens: int | None = None
-    add_special_tokens: bool = True
-    prompt_name: str | None = None
     normalize: bool | None = None
 
 
@@ -202,7 +171,7 @@ def parse_embed(body: bytes) -> EmbedRequest:
     refuse_unsupported(fields, EmbedBody.__struct_fields__, {"truncation_direction": _RIGHT})
     asked = convert(fields, EmbedBody)
     return EmbedRequest(
-        read_inputs(asked.inputs, "inputs"),
+        inputs=read_inputs(asked.inputs, "inputs"),
         dimensions=asked.dimensions,
         most_tokens=-1 if asked.truncate else None,
         prompt_name=asked.prompt_name,
@@ -217,11 +186,11 @@ def parse_cohere(body: bytes) -> EmbedRequest:
     asked = convert(fields, CohereBody)
     most = None if asked.truncate == "NONE" else asked.max_tokens or -1
     return EmbedRequest(
-        read_inputs(asked.texts, "texts"),
-        asked.model,
-        frozenset(asked.embedding_types or ["float"]),
-        asked.output_dimension,
-        most,
+        inputs=read_inputs(asked.texts, "texts"),
+        model=asked.model,
+        forms=frozenset(asked.embedding_types or ["float"]),
+        dimensions=asked.output_dimension,
+        most_tokens=most,
         prompt_name=asked.input_type,
     )
 
@@ -231,43 +200,14 @@ def _openai(body: bytes, kind: type[EmbeddingsBody]) -> EmbedRequest:
     refuse_unsupported(fields, kind.__struct_fields__, NEUTRAL)
     asked = convert(fields, kind)
     return EmbedRequest(
-        read_inputs(asked.input, "input"),
-        asked.model,
-        frozenset([asked.encoding_format or "float"]),
-        asked.dimensions,
-        asked.truncate_prompt_tokens,
-        asked.add_special_tokens is not False,
-        asked.prompt_name,
+        inputs=read_inputs(asked.input, "input"),
+        model=asked.model,
+        forms=frozenset([asked.encoding_format or "float"]),
+        dimensions=asked.dimensions,
+        most_tokens=asked.truncate_prompt_tokens,
+        add_special_tokens=asked.add_special_tokens is not False,
+        prompt_name=asked.prompt_name,
     )
-
-
-def read_inputs(given: str | list[Any], field: str) -> tuple[str | Sequence[int], ...]:
-    """A text, token ids, or a list of either; raises RequestError."""
-    if isinstance(given, str):
-        return (_text(given, field),)
-    if not given:
-        raise RequestError(f"{field} is empty", param=field)
-    if isinstance(given[0], int):
-        return (_ids(given, field),)
-    if len(given) > MAX_INPUTS:
-        raise RequestError(
-            f"{field} has {len(given)} texts; one request may have {MAX_INPUTS}", param=field
-        )
-    return tuple(
-        _text(each, field) if isinstance(each, str) else _ids(each, field) for each in given
-    )
-
-
-def _text(given: str, field: str) -> str:
-    if not given:
-        raise RequestError(f"{field} has an empty text", param=field)
-    return given
-
-
-def _ids(given: Any, field: str) -> Sequence[int]:
-    if not given:
-        raise RequestError(f"{field} has a text without tokens", param=field)
-    return array("i", convert(given, list[TokenId], field))
 
 
 EMBEDDINGS = Operation(

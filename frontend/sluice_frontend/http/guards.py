@@ -33,6 +33,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.generate import REQUEST_ID
+from ..api.operations import JSON
 from ..api.response_types import ErrorInfo, ErrorReply
 from ..api.sse import encode, error_body
 from ..config import read_secrets
@@ -51,7 +52,6 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 log = logging.getLogger(__name__)
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
-JSON = "application/json"
 UNREAD = BodyTooLarge | RequestTimeout | TooManyOpen
 """Errors that are answered while the request's body may still arrive."""
 

@@ -44,11 +44,12 @@ class Runtime:
         model_name: str,
         cache_config: Mapping[str, str],
         throttled_s: Callable[[], float],
+        task: str = "generate",
     ) -> None:
         """`live`: in force at the start, with the largest token budget ever allowed.
 
         `cache_config`: the KV cache's labels in a scrape. `throttled_s`: seconds that the CPU quota
-        has throttled this process.
+        has throttled this process. `task`: what the model is for, for the log.
         """
         self.config, self.live, self.backend = config, live, backend
         self.model_name, self.created_s = model_name, measured.created_s
@@ -57,7 +58,7 @@ class Runtime:
         self.registry = create_registry(model_name, self.stats, self.view)
         self.is_closed = False
         self._largest_budget = live.max_num_batched_tokens
-        self._cache_config = cache_config
+        self._cache_config, self._task = cache_config, task
         self._throttled_s = throttled_s
 
     # -- news of the engine (backend.Listener)
@@ -70,6 +71,7 @@ class Runtime:
         log.info(
             "ready",
             extra={
+                "task": self._task,
                 "cap": facts.cap,
                 "ceiling": facts.ceiling,
                 "predicted": facts.predicted_cap,

@@ -58,7 +58,8 @@ def test_the_curl_line_asks_the_model_that_is_served_with_the_key_that_it_wants(
         ("weights_bytes", "activation_bytes", "reserve_bytes", "kv_cache_bytes", "total_bytes"),
         2**30,
     )
-    ready = said(told, "ready", memory=memory, kv_tokens=4096, cap=1, max_model_len=512)
+    facts = {"kv_tokens": 4096, "cap": 1, "max_model_len": 512, "task": "generate"}
+    ready = said(told, "ready", memory=memory, **facts)
     assert "at most 1 requests at once" in ready
     assert "4,096 tokens; of 0.75 GiB, 0.75 of the 1.00 that there are." in ready
     words = shlex.split(ready.splitlines()[-1])
@@ -73,11 +74,12 @@ def test_the_curl_line_names_the_variable_that_holds_the_key_and_not_the_key(mod
     told = serve.Narration(parse(given, {API_KEY: "secret-canary"}))
     memory = {"weights_bytes": 0, "activation_bytes": 0, "reserve_bytes": 0}
     memory |= {"kv_cache_bytes": 0, "total_bytes": 0}
-    ready = said(told, "ready", memory=memory, kv_tokens=9, cap=1, max_model_len=9)
+    facts = {"memory": memory, "kv_tokens": 9, "cap": 1, "max_model_len": 9}
+    ready = said(told, "ready", **facts, task="generate")
     assert '-H "Authorization: Bearer $VLLM_API_KEY"' in ready
     assert "secret-canary" not in ready
-    vectors = said(told, "ready", memory=memory, kv_tokens=0, cap=1, max_model_len=9)
-    assert "/v1/embeddings -H" in vectors
+    assert "curl /v1/embeddings -H" in said(told, "ready", **facts, task="embed")
+    assert "curl /classify -H" in said(told, "ready", **facts, task="classify")
 
 
 def test_an_address_of_ipv6_is_a_url_that_can_be_asked(model: Path) -> None:

@@ -78,6 +78,7 @@ PARSED = {
     "worker/sluice_worker/tasks/tokenize.py": "a tokenizer's own `decode`",
     "worker/sluice_worker/engine/client.py": TYPES,
     "worker/sluice_worker/engine/machine.py": OWN,
+    "worker/sluice_worker/tasks/classify.py": OWN,
     "worker/sluice_worker/tasks/embed.py": OWN,
     "worker/sluice_worker/engine/startup.py": OWN,
     "worker/sluice_worker/engine/process.py": "the API process's own messages",

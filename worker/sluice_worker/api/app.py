@@ -8,12 +8,11 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import generate_latest
 from sluice_frontend.api import probes, response_types
-from sluice_frontend.api.operations import BoundOperation
+from sluice_frontend.api.operations import JSON, BoundOperation
 from sluice_frontend.api.sse import encode
 from sluice_frontend.http.clients import networks_of
 from sluice_frontend.http.guards import (
     ERROR_HANDLERS,
-    JSON,
     PROBE_PATHS,
     EdgeMiddleware,
     Inflight,

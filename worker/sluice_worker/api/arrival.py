@@ -13,7 +13,7 @@ from sluice_frontend.process.app import application, health_routes
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..base.config import HubConfig, WorkerConfig
-from ..execution.models.config import DecoderConfig
+from ..execution.models.config import check_built
 from ..hub.cache import Stopped
 from ..hub.download import download
 from ..hub.progress import DownloadProgress
@@ -75,4 +75,5 @@ class Arrival:
 
 def _refuse_unbuilt(directory: Path) -> None:
     """Refuse a model that this engine cannot run, before its weights are fetched."""
-    DecoderConfig.from_json(read_config(Directory(directory)))
+    source = Directory(directory)
+    check_built(source, read_config(source))

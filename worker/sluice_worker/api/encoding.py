@@ -1,12 +1,32 @@
-"""One HTTP request's texts, from submission to the vector of each."""
+"""One HTTP request's texts, from its body to the numbers of each and the answer."""
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
-from sluice_core.errors import SluiceError
+from sluice_core.errors import RequestError, SluiceError
+from sluice_core.wire import Encode, packed
+from sluice_core.work import Work
+from sluice_frontend.api.operations import JSON
+from sluice_frontend.api.texts import TextsRequest
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.requests import RequestGroup, RequestTimer
+from sluice_frontend.http.bodies import Answers
+from sluice_frontend.http.clients import CLIENT
+from sluice_frontend.http.guards import ReadReply
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..text.texts import TextReader
+from .service import Service
+from .stream import watched
+
+AskedT = TypeVar("AskedT", bound=TextsRequest)
+FLOAT_BYTES = array("f").itemsize
 
 
 class Encoding:
@@ -94,3 +114,92 @@ class TextSink:
     def ended(self, error: SluiceError) -> None:
         """Note that the text has no vector."""
         self._encoding.failed(self._number, error)
+
+
+async def read_texts(
+    service: Service,
+    reader: TextReader,
+    parse: Callable[[bytes], AskedT],
+    refuse: Callable[[AskedT], None],
+    request: Request,
+) -> tuple[AskedT, Encoding]:
+    """Let the texts of a body in and submit them; raises why not, as `refuse` does."""
+    async with service.bodies.read(request, service.admission.refuse_body) as body:
+        arrival_s = time.monotonic()
+        async with service.turn(len(body)):
+            asked = await service.read(body, parse)
+            refuse(asked)
+            client = request.scope["state"][CLIENT]
+            return asked, await _open(service, reader, asked, client, arrival_s, len(body))
+
+
+async def _open(
+    service: Service,
+    reader: TextReader,
+    asked: TextsRequest,
+    client: str,
+    arrival_s: float,
+    num_bytes: int,
+) -> Encoding:
+    facts = service.admission.check_open()
+    service.admission.check_model(asked.model)
+    read = partial(
+        reader.read,
+        asked.inputs,
+        facts.max_model_len,
+        cut=_cut(asked.most_tokens, facts.max_model_len),
+        add_special_tokens=asked.add_special_tokens,
+        prompt_name=asked.prompt_name,
+    )
+    texts = await service.texts.result(num_bytes, read)
+    if any(len(text.token_ids) == 0 for text in texts):
+        raise RequestError("input has a text without tokens", param="input")
+    work = Work(tuple(len(text.token_ids) for text in texts), client=client)
+    service.admission.admit(work, arrival_s)
+    runtime, encoding = service.runtime, Encoding(service.runtime.ledger, service.client.abort)
+    for text in texts:
+        name, num = service.next_id(), len(text.token_ids)
+        timer = runtime.recorder.arrive(name, arrival_s, time.monotonic(), num, client=client)
+        message = Encode(name, packed(text.token_ids), text.num_skipped, text.num_second)
+        service.client.submit(message, encoding.add(timer))
+    return encoding
+
+
+def _cut(most: int | None, window: int) -> int | None:
+    """Tokens to which longer texts are cut; None: they are refused."""
+    if most is not None and most > window:
+        raise RequestError(
+            f"truncate_prompt_tokens {most} is over the {window} tokens that the model reads",
+            param="truncate_prompt_tokens",
+        )
+    return window if most is not None and most < 0 else most
+
+
+class TextsReply(Response):
+    """An answer in one piece. A client that leaves frees the places of its texts.
+
+    `bytes_per_number`: of the body, for each number of a text; `body`: packed float32 of each text
+    -> the body.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        answers: Answers,
+        bytes_per_number: int,
+        body: Callable[[list[bytes]], bytes],
+    ) -> None:
+        super().__init__()
+        self._encoding, self._answers = encoding, answers
+        self._bytes_per_number, self._body = bytes_per_number, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Collect all vectors, then answer; nothing is sent to a client that has left."""
+        encoding = self._encoding
+        async with watched(encoding, receive):
+            vectors = await encoding.vectors()
+            if encoding.has_left:
+                return
+            size = sum(map(len, vectors)) // FLOAT_BYTES * self._bytes_per_number
+            async with self._answers.written(size, partial(self._body, vectors)) as body:
+                await ReadReply(body, media_type=JSON)(scope, receive, send)

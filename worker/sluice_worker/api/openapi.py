@@ -83,7 +83,8 @@ def _content(operation: Operation) -> Schema:
     if _is_struct(operation.reply):
         content[operation.media_type] = {"schema": _ref(operation.reply)}
     elif operation.reply is not None:
-        content[operation.media_type] = {"schema": msgspec.json.schema(operation.reply)}
+        (found,), _ = msgspec.json.schema_components([operation.reply], ref_template=REF)
+        content[operation.media_type] = {"schema": found}
     elif operation.event is None:
         content[operation.media_type] = {"schema": {"type": "string"}}
     if operation.event is not None:
@@ -100,10 +101,10 @@ def _event(kind: type[Struct]) -> Schema:
 
 
 def _schemas(operations: list[Operation]) -> dict[str, Schema]:
-    kinds: list[type[Struct]] = [ErrorReply]
+    kinds: list[Any] = [ErrorReply]
     for operation in operations:
         kinds += [kind for body in operation.bodies for kind in body]
-        kinds += filter(_is_struct, (operation.reply, operation.event))
+        kinds += [kind for kind in (operation.reply, operation.event) if kind is not None]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
     for operation in operations:
         for body in operation.bodies:

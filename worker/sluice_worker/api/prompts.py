@@ -10,7 +10,7 @@ from sluice_frontend.api.fit import check_length
 from sluice_frontend.api.generate import Completion
 
 from ..text.pieces import Check, any_number
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import Around, Tokenizer
 
 PART = 1 << 16
 
@@ -45,9 +45,9 @@ class Prompts:
         self.vocab_size = size if isinstance(size, int) else tokenizer.vocab_size
 
     @property
-    def num_behind(self) -> int:
-        """Tokens that the tokenizer puts behind a text."""
-        return len(self._tokenizer.around[1])
+    def around(self) -> Around:
+        """As `Tokenizer.around`."""
+        return self._tokenizer.around
 
     def read(
         self, request: Completion, keep: int | None, window: int

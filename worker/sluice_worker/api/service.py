@@ -14,11 +14,12 @@ from typing import TypeVar
 
 from msgspec import structs
 from sluice_core.errors import RequestError
-from sluice_core.model.encoders import EncoderShape, encoder_architecture
+from sluice_core.model.classes import Classes
 from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
 from sluice_core.model.sentence import Sentence
 from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
+from sluice_core.model.tasks import read_sentence, task_of, text_shape
 from sluice_core.wire import Submit, packed
 from sluice_core.work import Sampling
 from sluice_frontend.api.fit import check_length, fit
@@ -64,12 +65,16 @@ class Service:
         directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
         self.config = config
         self.sentence: Sentence | None = None
+        self.classes: Classes | None = None
         self.tokenizer = Tokenizer(directory)
         self.templates = Templates.of(directory, config.text.chat_template, self.tokenizer)
         config_json = read_config(Directory(directory))
-        if encoder_architecture(config_json) is not None:
-            hidden_size = EncoderShape.from_config(config_json).hidden_size
-            self.sentence = Sentence.read(Directory(directory), hidden_size)
+        self.task = task_of(Directory(directory), config_json)
+        if self.task != "generate":
+            size = text_shape(config_json).hidden_size
+            self.sentence = read_sentence(self.task, Directory(directory), size)
+        if self.task == "classify":
+            self.classes = Classes.read(config_json)
         self._dimensions = trained_dimensions(config_json)
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
@@ -90,6 +95,7 @@ class Service:
             model_name=config.model_name,
             cache_config=_cache_config(config.engine),
             throttled_s=resources.throttled_s,
+            task=self.task,
         )
         memory_bytes = resources.memory_bytes()
         self.admission = Admission(self.runtime, memory_bytes)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from sluice_core.errors import SluiceError
 from sluice_core.port import FinishReason
+from sluice_frontend.api.operations import JSON
 from sluice_frontend.api.sse import error_event
 from sluice_frontend.http.bodies import SMALL_ANSWER, Answers
 from sluice_frontend.http.guards import ReadReply
@@ -155,7 +156,7 @@ class WholeReply(Response):
 
             size = self._form.num_bytes(generation.choices, num_tokens)
             async with self._answers.written(size, write) as body:
-                await ReadReply(body, media_type="application/json")(scope, receive, send)
+                await ReadReply(body, media_type=JSON)(scope, receive, send)
 
     async def _collect(self) -> list[str]:
         """The text of each choice."""

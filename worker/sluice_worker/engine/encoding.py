@@ -49,7 +49,8 @@ class EncodingEngine:
         if not 0 < len(token_ids) <= self._max_len:
             sentence = f"a text of {len(token_ids)} tokens; 1 to {self._max_len} are possible"
             return Finished(request.request_id, sentence, self.snapshot())
-        self._queue.add(WaitingText(request.request_id, token_ids, request.num_skipped, now))
+        skipped, second = request.num_skipped, request.num_second
+        self._queue.add(WaitingText(request.request_id, token_ids, skipped, now, second))
         return None
 
     def abort(self, message: Abort) -> Finished | None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sluice_core.errors import StartupError, told
-from sluice_core.model.encoders import encoder_architecture
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_core.model.stored import read_config
+from sluice_core.model.tasks import task_of
 from sluice_core.port import EngineLimits
 from sluice_core.wire import (
     Abort,
@@ -42,7 +42,7 @@ from sluice_core.wire import (
 
 from ..base.config import EngineConfig
 from ..base.resources import Resources
-from ..execution.models.config import DecoderConfig
+from ..execution.models.config import check_built
 
 if TYPE_CHECKING:
     from .encoding import EncodingEngine
@@ -196,12 +196,11 @@ def serve(link: Link) -> int:
 def _started(config: EngineConfig, progress: Callable[[str, int], None]) -> tuple[Any, Ready]:
     """The engine of the model's task. Torch, which reads the settings of `serve`, is imported once
     the model is known to be built: that takes seconds."""
-    config_json = read_config(Directory(checkpoint_dir(config.model)))
-    is_encoder = encoder_architecture(config_json) is not None
-    if not is_encoder:
-        DecoderConfig.from_json(config_json)
+    source = Directory(checkpoint_dir(config.model))
+    config_json = read_config(source)
+    check_built(source, config_json)
     gc.disable()  # modules stay: looking for garbage takes a seventh of the import
-    name = "encoding_start" if is_encoder else "startup"
+    name = "startup" if task_of(source, config_json) == "generate" else "encoding_start"
     start = importlib.import_module(f".{name}", __package__).start
     gc.enable()
     engine, ready = start(config, progress)

@@ -19,12 +19,14 @@ LOOK_AHEAD = 4
 
 
 class WaitingText(NamedTuple):
-    """A text as token ids. `num_skipped`: as in `wire.Encode`; `came_s`: monotonic seconds."""
+    """A text as token ids. `num_skipped`, `num_second`: as in `wire.Encode`; `came_s`: monotonic
+    seconds."""
 
     request_id: str
     token_ids: list[int]
     num_skipped: int
     came_s: float
+    num_second: int = 0
 
 
 class TextQueue:

@@ -15,7 +15,7 @@ from .generate import reply, with_headers
 
 def served(service: Service) -> list[BoundOperation]:
     """Bind the chat's route, if the model writes text."""
-    if service.sentence is not None:
+    if service.task != "generate":
         return []
     return [BoundOperation(CHAT, partial(_chat, service))]
 

@@ -29,7 +29,7 @@ _ROUTES: tuple[tuple[Operation, Parse, type[Format]], ...] = (
 
 def served(service: Service) -> list[BoundOperation]:
     """Bind the three routes, if the model writes text."""
-    if service.sentence is not None:
+    if service.task != "generate":
         return []
     return [
         BoundOperation(operation, partial(_generate, service, parse, kind))

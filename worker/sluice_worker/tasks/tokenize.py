@@ -5,11 +5,11 @@ from functools import partial
 
 from sluice_core.errors import RequestError
 from sluice_frontend.api import response_types
-from sluice_frontend.api.operations import BoundOperation
+from sluice_frontend.api.operations import JSON, BoundOperation
 from sluice_frontend.api.sse import encode
 from sluice_frontend.api.tokenize import DETOKENIZE, TOKENIZE, Tokenize
 from sluice_frontend.http.clients import CLIENT
-from sluice_frontend.http.guards import JSON, Inflight, ReadReply
+from sluice_frontend.http.guards import Inflight, ReadReply
 from sluice_frontend.serving.admission import MAX_ON_THEIR_WAY
 from starlette.requests import Request
 from starlette.responses import Response

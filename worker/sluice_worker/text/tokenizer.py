@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from sluice_core.errors import CheckpointError
@@ -26,6 +26,18 @@ _DELIMITER = re.compile("<[|\uff5c].*[|\uff5c]>")
 """The spelling of control tokens; tags such as <think> are none: users may write of them."""
 _BLANK = "\ufdd0"
 """A noncharacter that is part of no control token."""
+
+
+class Around(NamedTuple):
+    """Tokens in front of a text and behind it; in front of a pair of texts, between them, and
+    behind them. `tells_pairs`: the model is told which tokens are the second text's."""
+
+    before: list[int]
+    behind: list[int]
+    before_pair: list[int]
+    between: list[int]
+    behind_pair: list[int]
+    tells_pairs: bool
 
 
 class Tokenizer:
@@ -107,7 +119,7 @@ class Tokenizer:
         tokenizer = self._with_control if parse_special else self._tokenizer
         if keep is not None and self._longest:
             text = text[-(keep * self._longest + SLACK) :]
-        before, behind = self.around if add_special_tokens else ([], [])
+        before, behind, *_ = self.around if add_special_tokens else ([], [])
         ids = token_ids(tokenizer, text, check)
         if not before and not behind:
             return ids if keep is None else ids[-keep:]
@@ -116,12 +128,21 @@ class Tokenizer:
         return whole if keep is None else whole[-keep:]
 
     @cached_property
-    def around(self) -> tuple[list[int], list[int]]:
-        """The tokens that the tokenizer puts in front of a text, and behind it."""
+    def around(self) -> "Around":
+        """The tokens that the tokenizer puts around texts."""
         encoding = self._tokenizer.encode("a", add_special_tokens=True)
         own = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
         first, last = (own[0], own[-1] + 1) if own else (len(encoding.ids), len(encoding.ids))
-        return encoding.ids[:first], encoding.ids[last:]
+        pair = self._tokenizer.encode("a", "a", add_special_tokens=True)
+        one, other = ([at for at, of in enumerate(pair.sequence_ids) if of == n] for n in (0, 1))
+        return Around(
+            encoding.ids[:first],
+            encoding.ids[last:],
+            pair.ids[: one[0]] if one else [],
+            pair.ids[one[-1] + 1 : other[0]] if one and other else [],
+            pair.ids[other[-1] + 1 :] if other else [],
+            self.config.tells_pairs and bool(other) and pair.type_ids[other[0]] == 1,
+        )
 
     def places_in_text(
         self, text: str, *, add_special_tokens: bool, parse_special: bool
@@ -131,7 +152,7 @@ class Tokenizer:
         A token put around the text begins where the one before it ends.
         """
         tokenizer = self._with_control if parse_special else self._tokenizer
-        before, behind = self.around if add_special_tokens else ([], [])
+        before, behind, *_ = self.around if add_special_tokens else ([], [])
         places, last, end = [0] * len(before), 0, 0
         for piece in pieces(tokenizer, text, offsets=True):
             for span in piece.spans:

@@ -40,6 +40,14 @@ class TokenizerConfig:
     def _read(self, name: str) -> Mapping[str, Any]:
         return read_json(self._directory, name) if is_there(self._directory, name) else {}
 
+    @property
+    def tells_pairs(self) -> bool:
+        """True if a model gets kinds of tokens, as `model_input_names` or the class says."""
+        named = self._fields.get("model_input_names")
+        if isinstance(named, list):
+            return "token_type_ids" in named
+        return str(self._fields.get("tokenizer_class", "")).startswith("Bert")
+
     @cached_property
     def named_special(self) -> dict[str, Token]:
         """Special tokens by their names: `bos_token`, `eos_token`, ..."""

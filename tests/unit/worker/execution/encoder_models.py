@@ -1,5 +1,6 @@
 """Small random encoders as transformers and sentence-transformers write them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """All read texts of 64 tokens."""
 
 
-def random_model(name: str, kind: str = "Model") -> PreTrainedModel:
+def random_model(name: str, kind: str = "Model", **changes: Any) -> PreTrainedModel:
     """A model of the family `name` whose parameters are all random, biases and norms too."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
+    config = getattr(transformers, f"{name}Config")(**CONFIGS[name], **changes)
     model: PreTrainedModel = getattr(transformers, f"{name}{kind}")(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -43,13 +44,16 @@ def random_model(name: str, kind: str = "Model") -> PreTrainedModel:
     return model.eval()
 
 
-def save_tokenizer(directory: Path) -> None:
-    """One token a letter, between [CLS] and [SEP]."""
+def save_tokenizer(directory: Path, *, tells_pairs: bool = False) -> None:
+    """One token a letter, between [CLS] and [SEP]. `tells_pairs`: the second of two texts has a
+    kind of its own."""
     tokenizer = Tokenizer(models.WordLevel(dict(zip(WORDS, range(99), strict=False)), "[UNK]"))
     tokenizer.normalizer = normalizers.Sequence([])
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     ends = [("[CLS]", 2), ("[SEP]", 3)]
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", ends
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
@@ -59,3 +63,8 @@ def save_tokenizer(directory: Path) -> None:
         mask_token="[MASK]",
     )
     fast.save_pretrained(directory)
+    if tells_pairs:
+        path = directory / "tokenizer_config.json"
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        told = json.loads(path.read_text()) | {"model_input_names": names}
+        path.write_text(json.dumps(told))

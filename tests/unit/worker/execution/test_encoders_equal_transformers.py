@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from sluice_core.model.encoders import EncoderShape, encoder_architecture
+from sluice_core.model.encoders import EncoderShape
 from sluice_core.model.files import read_json
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.execution.encoders.encoder import Encoder
-from sluice_worker.execution.encoders.files import EncoderFiles
+from sluice_worker.execution.encoders.files import VectorFiles, of_encoder
 from sluice_worker.execution.encoders.texts import FlatTexts
 from unit.worker.engine.factories import PLAIN
 from unit.worker.execution.encoder_models import CONFIGS, VOCAB, random_model
@@ -24,7 +24,7 @@ def texts() -> list[list[int]]:
 
 def load(path: Path, kernels: PlainKernels = PLAIN) -> Encoder:
     shape = EncoderShape.from_config(read_json(path, "config.json"))
-    files = EncoderFiles(path, torch.float32, CPU, shape.family)
+    files = VectorFiles(path, torch.float32, CPU, of_encoder(shape.family))
     encoder = Encoder(shape, files.read, kernels)
     files.finish()
     return encoder
@@ -41,11 +41,6 @@ def test_rows_equal_transformers_at_ragged_lengths(name: str, kind: str, tmp_pat
             expected = model.base_model(torch.tensor([token_ids])).last_hidden_state[0]
             assert torch.allclose(found, expected, atol=2e-5, rtol=1e-4)
             assert torch.cosine_similarity(found, expected).min() >= 0.9999
-
-
-def test_a_classifier_makes_no_vectors(tmp_path: Path) -> None:
-    random_model("Bert", "ForSequenceClassification").save_pretrained(tmp_path)
-    assert encoder_architecture(read_json(tmp_path, "config.json")) is None
 
 
 def test_a_text_does_not_depend_on_those_beside_it(tmp_path: Path) -> None:

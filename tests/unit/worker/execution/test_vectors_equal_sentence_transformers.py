@@ -17,9 +17,11 @@ from sluice_core.errors import CheckpointError
 from sluice_core.model.encoders import EncoderShape
 from sluice_core.model.files import Directory, read_json
 from sluice_core.model.sentence import Sentence
+from sluice_core.model.tasks import text_shape
 from sluice_worker.api.prompts import Prompts
+from sluice_worker.engine.encoding_start import TextRows
 from sluice_worker.execution.encoders.encoder import Encoder
-from sluice_worker.execution.encoders.files import EncoderFiles
+from sluice_worker.execution.encoders.files import VectorFiles, of_encoder
 from sluice_worker.execution.encoders.pooling import Pooler
 from sluice_worker.execution.encoders.texts import FlatTexts
 from sluice_worker.text.texts import TextReader
@@ -44,22 +46,28 @@ def save(path: Path, *behind: Any, prompts: dict[str, str] | None = None) -> Sen
 
 def vectors(path: Path, texts: list[str], prompt: str | None = None) -> Tensor:
     """Ours, in the order of `texts`."""
+    shape = EncoderShape.from_config(read_json(path, "config.json"))
+    files = VectorFiles(path, torch.float32, CPU, of_encoder(shape.family))
+    return pooled(path, files, Encoder(shape, files.read, PLAIN), texts, prompt)
+
+
+def pooled(
+    path: Path, files: VectorFiles, encoder: TextRows, texts: list[str], prompt: str | None
+) -> Tensor:
+    """The vectors of `texts`, in their order."""
     config = read_json(path, "config.json")
-    shape = EncoderShape.from_config(config)
-    sentence = Sentence.read(Directory(path), shape.hidden_size)
+    sentence = Sentence.read(Directory(path), text_shape(config).hidden_size)
     prompts = Prompts(Tokenizer(path), config, parse_special=True)
-    most = min(shape.max_position, sentence.max_seq_length or shape.max_position)
+    most = sentence.max_seq_length or 64
     read = TextReader(prompts, sentence).read(
         texts, most, cut=most, add_special_tokens=True, prompt_name=prompt
     )
     order = sorted(range(len(read)), key=lambda i: len(read[i].token_ids))
-    files = EncoderFiles(path, torch.float32, CPU, shape.family)
     with torch.inference_mode():
         batch = FlatTexts.of(
             [read[i].token_ids for i in order], CPU, skipped=[read[i].num_skipped for i in order]
         )
-        hidden = Encoder(shape, files.read, PLAIN).hidden(batch)
-        found = Pooler(sentence, files.folder)(hidden, batch)
+        found = Pooler(sentence, files.folder)(encoder.hidden(batch), batch)
     files.finish()
     back = sorted(range(len(order)), key=order.__getitem__)
     return found[back]

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, extra = hub.answers[planned].pop(0)
             self._reply(status, b"", extra)
         elif self.on_cdn:
-            self._content(parts.path.rpartition("/")[2])
+            self._content(parts.path.removeprefix("/"))
         elif hub.needs_token and authorization != f"Bearer {TOKEN}":
             self._reply(401, b"", {"X-Error-Code": "RepoNotFound"})
         elif parts.path.startswith(f"/api/models/{hub.repo}/revision/"):

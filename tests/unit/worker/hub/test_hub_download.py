@@ -127,13 +127,20 @@ def test_all_that_is_served_is_fetched_and_nothing_that_can_run(hub: Hub, access
         "chat_template.jinja": b"{{ 1 }}",
         "additional_chat_templates/tool_use.jinja": b"{{ 2 }}",
         "additional_chat_templates/../../evil.jinja": b"{{ 3 }}",
+        "modules.json": b"[]", "config_sentence_transformers.json": b"{}",
+        "sentence_bert_config.json": b"{}", "1_Pooling/config.json": b"{}",
+        "2_Dense/model.safetensors": safetensors({}, 4), "2_Dense/pytorch_model.bin": b"",
+        "3_Dense/../../config.json": b"{}",
     }  # fmt: skip
     directory = fetch(access)
     fetched = {str(path.relative_to(directory)): path for path in directory.rglob("*.*")}
     assert fetched.keys() == {
         "config.json", "tokenizer.json", "chat_template.jinja", WEIGHTS,
-        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/tool_use.jinja", "modules.json",
+        "config_sentence_transformers.json", "sentence_bert_config.json",
+        "1_Pooling/config.json", "2_Dense/model.safetensors",
     }  # fmt: skip
+    assert Directory(directory / "2_Dense").locate(WEIGHTS).read_bytes()
     assert all(path.read_bytes() == hub.files[name] for name, path in fetched.items())
     asked = {seen.path.rpartition("/")[2] for seen in hub.seen}
     assert asked.isdisjoint({"pytorch_model.bin", "modeling_tiny.py", "evil.json", "evil.jinja"})

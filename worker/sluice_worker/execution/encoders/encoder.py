@@ -114,7 +114,8 @@ class Encoder:
         if self._positions is not None:
             rows += self._positions[texts.positions + self.shape.family.first_position]
         if self._types is not None:
-            rows += self._types[0]  # all are of the first kind
+            knows_pairs = texts.kinds is not None and self.shape.type_vocab_size > 1
+            rows += self._types[texts.kinds if knows_pairs else 0]
         return rows
 
     def _post_norm(self, layer: EncoderLayer, rows: Tensor, seen: Seen) -> Tensor:

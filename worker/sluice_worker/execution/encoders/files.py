@@ -1,10 +1,13 @@
-"""The tensors of an encoder's checkpoint, under the names that its writers gave them."""
+"""The tensors of a checkpoint that makes vectors, under the names that its writers gave them."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from sluice_core.errors import CheckpointError
+from sluice_core.model.architecture import may_lack
 from sluice_core.model.encoders import EncoderFamily
 from torch import Tensor
 
@@ -17,21 +20,42 @@ _IGNORED = re.compile(
 )
 """Heads that a vector does not need, and positions that older exporters wrote."""
 _OLD_NORMS = {".weight": ".gamma", ".bias": ".beta"}
+Spellings = Callable[[str], list[str]]
+"""The names that a tensor may have in a file."""
 
 
-class EncoderFiles:
-    """Reads tensors by BERT's names: with the prefix of a model with a head, or without; norms
-    under their old names too."""
+def of_encoder(family: EncoderFamily) -> Spellings:
+    """With the prefix of a model with a head, or without; norms under their old names too."""
+    return partial(_spellings, family.prefix)
+
+
+def of_decoder(name: str) -> list[str]:
+    """With the prefix of a model with a head, or without."""
+    return [name, name.removeprefix("model.")]
+
+
+def _spellings(prefix: str, name: str) -> list[str]:
+    names = [prefix + name, name]
+    for new, old in _OLD_NORMS.items():
+        if name.endswith(f"LayerNorm{new}"):
+            base = name.removesuffix(new) + old
+            names += [prefix + base, base]
+    return names
+
+
+class VectorFiles:
+    """Reads tensors by our names."""
 
     def __init__(
-        self, directory: Path, dtype: torch.dtype, device: torch.device, family: EncoderFamily
+        self, directory: Path, dtype: torch.dtype, device: torch.device, spellings: Spellings
     ) -> None:
         self._directory, self._dtype, self._device = directory, dtype, device
-        self._checkpoint, self._prefix = Checkpoint(directory, dtype, device), family.prefix
+        self._checkpoint, self._spellings = Checkpoint(directory, dtype, device), spellings
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`; CheckpointError."""
-        return self._checkpoint.read(self._stored(name), shape)
+        stored = (each for each in self._spellings(name) if self._checkpoint.holds(each))
+        return self._checkpoint.read(next(stored, name), shape)
 
     def folder(self, name: str) -> ReadTensor:
         """The tensors of a folder of the checkpoint."""
@@ -39,14 +63,7 @@ class EncoderFiles:
 
     def finish(self) -> None:
         """Refuse tensors that were not read and are of no head."""
-        left = [name for name in self._checkpoint.unread if not _IGNORED.search(name)]
+        unread = self._checkpoint.unread
+        left = [name for name in unread if not _IGNORED.search(name) and not may_lack(name)]
         if left:
             raise CheckpointError(f"tensor {min(left)[:128]} has no place in the model.")
-
-    def _stored(self, name: str) -> str:
-        names = [self._prefix + name, name]
-        for new, old in _OLD_NORMS.items():
-            if name.endswith(f"LayerNorm{new}"):
-                base = name.removesuffix(new) + old
-                names += [self._prefix + base, base]
-        return next((each for each in names if self._checkpoint.holds(each)), name)

@@ -28,6 +28,7 @@ class FlatTexts:
 
     token_ids, positions, owners: int64 [num_rows]; `owners`: the text of each row. lengths: of
     each text, at least 1. skipped: int64 [num_texts], tokens of a prompt at the start of each.
+    kinds: int64 [num_rows], 1 for the tokens of a pair's second text; None if there is none.
     """
 
     token_ids: Tensor
@@ -35,6 +36,7 @@ class FlatTexts:
     owners: Tensor
     lengths: tuple[int, ...]
     skipped: Tensor
+    kinds: Tensor | None = None
 
     @staticmethod
     def of(
@@ -42,20 +44,28 @@ class FlatTexts:
         device: torch.device,
         *,
         skipped: Sequence[int] | None = None,
+        seconds: Sequence[int] | None = None,
     ) -> "FlatTexts":
-        """Texts whose lengths ascend."""
+        """Texts whose lengths ascend. `seconds`: tokens at the end of each that are the second
+        text's."""
         lengths = tuple(map(len, token_ids))
         assert all(a <= b for a, b in zip(lengths, lengths[1:], strict=False))
         flat = [token_id for text in token_ids for token_id in text]
         counts = torch.tensor(lengths, dtype=torch.int64, device=device)
         starts = counts.cumsum(0) - counts
         owners = torch.repeat_interleave(counts)
+        positions = torch.arange(len(owners), device=device) - starts[owners]
+        kinds = None
+        if seconds and any(seconds):
+            firsts = counts - torch.tensor(seconds, dtype=torch.int64, device=device)
+            kinds = (positions >= firsts[owners]).long()
         return FlatTexts(
             torch.tensor(flat, dtype=torch.int64, device=device),
-            torch.arange(len(owners), device=device) - starts[owners],
+            positions,
             owners,
             lengths,
             torch.tensor(skipped or [0] * len(lengths), dtype=torch.int64, device=device),
+            kinds,
         )
 
     @property

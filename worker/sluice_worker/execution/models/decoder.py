@@ -56,8 +56,8 @@ class Layer:
         )
 
 
-class Decoder:
-    """A loaded model."""
+class DecoderBody:
+    """A loaded model without its head."""
 
     def __init__(self, config: DecoderConfig, read: ReadTensor, kernels: Kernels) -> None:
         shape = config.shape
@@ -69,7 +69,6 @@ class Decoder:
         ]
         self._stack = _stack(self.layers, kernels)
         self.norm = read_norm(config, read, "model.norm", kernels)
-        self.head = self._read_head(read)
         ropes = {config.rope, config.sliding_rope}
         self._rotaries = {
             rope: read_rotary(rope, shape.head_dim, self.embedding.device) for rope in ropes
@@ -81,7 +80,7 @@ class Decoder:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights; tied embeddings count once."""
-        tensors = _tensors([self.embedding, self.layers, self.norm, self.head])
+        tensors = _tensors(self._parts)
         return sum({_identity(tensor): num_bytes(tensor) for tensor in tensors}.values())
 
     @property
@@ -89,15 +88,9 @@ class Decoder:
         """True if one call runs all layers, in one scratch."""
         return self._stack is not None
 
-    def _read_head(self, read: ReadTensor) -> Projection:
-        shape = self.config.shape
-        if shape.tie_word_embeddings:
-            # Packed, the embeddings would be there twice.
-            if isinstance(self.kernels, SharesWeights):
-                return self.kernels.shared_projection(self.embedding)
-            return plain_projection(self.embedding, None)
-        head = read(HEAD, (shape.vocab_size, shape.hidden_size))
-        return self.kernels.projection(head, None, None, narrow=False)
+    @property
+    def _parts(self) -> list[object]:
+        return [self.embedding, self.layers, self.norm]
 
     def hidden(self, step: StepInput, caches: list[Tensor], wanted: Tensor | None = None) -> Tensor:
         """The last layer's output for the rows `wanted`, or of all tokens, [.., hidden_size].
@@ -131,6 +124,28 @@ class Decoder:
                 hidden = layer.mlp_out_norm(hidden)
         hidden = residual if hidden is None else residual.add_(hidden)
         return hidden[: len(step.slots)] if wanted is None else hidden
+
+
+class Decoder(DecoderBody):
+    """A loaded model."""
+
+    def __init__(self, config: DecoderConfig, read: ReadTensor, kernels: Kernels) -> None:
+        super().__init__(config, read, kernels)
+        self.head = self._read_head(read)
+
+    @property
+    def _parts(self) -> list[object]:
+        return [*super()._parts, self.head]
+
+    def _read_head(self, read: ReadTensor) -> Projection:
+        shape = self.config.shape
+        if shape.tie_word_embeddings:
+            # Packed, the embeddings would be there twice.
+            if isinstance(self.kernels, SharesWeights):
+                return self.kernels.shared_projection(self.embedding)
+            return plain_projection(self.embedding, None)
+        head = read(HEAD, (shape.vocab_size, shape.hidden_size))
+        return self.kernels.projection(head, None, None, narrow=False)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of `hidden` [num_rows, hidden_size], float32 [num_rows, vocab_size]."""

@@ -1,0 +1,58 @@
+"""What a checkpoint is for: text, vectors of texts, or classes of texts. Pure."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ..errors import UnsupportedModel
+from .architecture import ModelShape, SizingError
+from .encoders import CLASSIFIER, ENCODERS, EncoderShape, encoder_architecture
+from .families import FAMILIES
+from .files import Source
+from .sentence import MODULES, Sentence, tokenizer_length
+
+Task = Literal["generate", "embed", "classify"]
+_DECODER = "ForCausalLM"
+_STEMS = {name.removesuffix(_DECODER): name for name in FAMILIES if name != "Gemma3ForCausalLM"}
+_STEMS["Gemma3Text"] = "Gemma3ForCausalLM"  # Gemma3Model reads images too
+_HEADLESS = {f"{stem}Model": name for stem, name in _STEMS.items()}
+_CLASSIFYING = {f"{stem}{CLASSIFIER}": name for stem, name in _STEMS.items()}
+"""Decoders with another head than that for text, or none: the name of the same with that one."""
+
+
+def task_of(source: Source, config: Mapping[str, object]) -> Task:
+    """The task of a checkpoint. A decoder makes vectors if it has no head, or if
+    sentence-transformers' modules lie beside it, as in vLLM."""
+    name = _name(config)
+    if name.endswith(CLASSIFIER) and (name in ENCODERS or name in _CLASSIFYING):
+        return "classify"
+    has_modules = name in FAMILIES and MODULES in source.names()
+    return "embed" if name in ENCODERS or name in _HEADLESS or has_modules else "generate"
+
+
+def without_head(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The config of a decoder whose head nobody reads: its architecture's usual name, and tied."""
+    name = _name(config)
+    usual = _HEADLESS.get(name) or _CLASSIFYING.get(name) or name
+    return {**config, "architectures": [usual], "tie_word_embeddings": True}
+
+
+def text_shape(config: Mapping[str, object]) -> EncoderShape | ModelShape:
+    """The shape of a model that makes vectors or classes; raises UnsupportedModel."""
+    try:
+        if encoder_architecture(config) is not None:
+            return EncoderShape.from_config(config)
+        return ModelShape.from_config(without_head(config))
+    except SizingError as error:
+        raise UnsupportedModel(str(error)) from error
+
+
+def read_sentence(task: Task, source: Source, hidden_size: int) -> Sentence:
+    """How a checkpoint reads its texts, and makes vectors of them if that is its task."""
+    if task == "embed":
+        return Sentence.read(source, hidden_size)
+    return Sentence(max_seq_length=tokenizer_length(source))
+
+
+def _name(config: Mapping[str, object]) -> str:
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

@@ -1,0 +1,128 @@
+"""A worker that classifies and one that ranks, under the forms of vLLM, Jina and TEI."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.worker_process import Worker, running_worker
+from sentence_transformers import CrossEncoder
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from unit.worker.execution.encoder_models import random_model, save_tokenizer
+
+TEXTS = ["a", "the quick brown fox", "jumps over", "the lazy dog and on and on it runs"]
+QUERY = "what runs"
+LABELS = {0: "bad", 1: "good", 2: "odd"}
+KIND = "ForSequenceClassification"
+
+
+def serving(path: Path, name: str, **changes: Any) -> Iterator[Worker]:
+    random_model(name, KIND, **changes).save_pretrained(path / "model")
+    save_tokenizer(path / "model", tells_pairs=name == "Bert")
+    with running_worker(path, "--load-format", "auto", model=path / "model") as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("classes")
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path) -> Iterator[Worker]:
+    yield from serving(folder / "labels", "DistilBert", id2label=LABELS)
+
+
+@pytest.fixture(scope="module")
+def ranker(folder: Path) -> Iterator[Worker]:
+    yield from serving(folder / "scores", "Bert", num_labels=1)
+
+
+def post(worker: Worker, path: str, **body: Any) -> Any:
+    return httpx.post(worker.url + path, json=body).raise_for_status().json()
+
+
+def test_classes_are_the_pipelines(classifier: Worker, folder: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "labels" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "labels" / "model")
+    pipe = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+    theirs = pipe(TEXTS, top_k=None)
+    ours = post(classifier, "/classify", input=TEXTS)["data"]
+    bare = post(classifier, "/predict", inputs=[[text] for text in TEXTS])
+    for expected, one, predicted in zip(theirs, ours, bare, strict=True):
+        probs = {row["label"]: row["score"] for row in expected}
+        assert one["probs"] == pytest.approx([probs[label] for label in LABELS.values()], abs=2e-5)
+        assert one["label"] == predicted[0]["label"] == expected[0]["label"]
+        assert [row["score"] for row in predicted] == pytest.approx(
+            [row["score"] for row in expected], abs=2e-5
+        )
+    alone = post(classifier, "/predict", inputs=TEXTS[0])
+    assert [row["label"] for row in alone] == [row["label"] for row in bare[0]]
+
+
+def test_raw_numbers_only_where_they_are_asked_for(classifier: Worker) -> None:
+    raw = post(classifier, "/classify", input=TEXTS, use_activation=False)["data"]
+    assert any(abs(sum(one["probs"]) - 1) > 1e-3 for one in raw)
+    for one in post(classifier, "/classify", input=TEXTS)["data"]:
+        assert sum(one["probs"]) == pytest.approx(1)
+
+
+def test_scores_are_the_cross_encoders(ranker: Worker, folder: Path) -> None:
+    theirs = CrossEncoder(str(folder / "scores" / "model"), device="cpu")
+    expected = theirs.predict([(QUERY, text) for text in TEXTS]).tolist()
+    for sides in (("queries", "documents"), ("data_1", "data_2"), ("text_1", "text_2")):
+        body = dict(zip(sides, (QUERY, TEXTS), strict=True))
+        scores = [one["score"] for one in post(ranker, "/v1/score", **body)["data"]]
+        assert scores == pytest.approx(expected, abs=2e-5)
+    [[pair], _] = post(ranker, "/predict", inputs=[[QUERY, TEXTS[0]], [QUERY, TEXTS[1]]])
+    assert pair["score"] == pytest.approx(expected[0], abs=2e-5)
+
+
+def test_each_rerank_route_answers_in_its_own_form(ranker: Worker, folder: Path) -> None:
+    theirs = CrossEncoder(str(folder / "scores" / "model"), device="cpu")
+    ranked = theirs.rank(QUERY, TEXTS)
+    order = [one["corpus_id"] for one in ranked]
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        found = post(ranker, path, query=QUERY, documents=TEXTS)["results"]
+        assert [one["index"] for one in found] == order
+        assert [one["relevance_score"] for one in found] == pytest.approx(
+            [one["score"] for one in ranked], abs=2e-5
+        )
+        assert "document" not in found[0]
+    objects = [{"text": text} for text in TEXTS]
+    two = post(ranker, "/v1/rerank", query=QUERY, documents=objects, top_n=2, return_documents=True)
+    assert [one["document"]["text"] for one in two["results"]] == [TEXTS[i] for i in order[:2]]
+    bare = post(ranker, "/rerank", query=QUERY, texts=TEXTS, return_text=True)
+    assert [(one["index"], one["text"]) for one in bare] == [(i, TEXTS[i]) for i in order]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/rerank", {"query": QUERY, "documents": []}, "documents"),
+        ("/v1/rerank", {"query": QUERY, "documents": [{"title": "a"}]}, "objects with text"),
+        ("/v1/rerank", {"query": QUERY, "documents": ["word " * 40]}, "maximum context length"),
+        ("/v1/score", {"queries": ["a", "b"], "documents": TEXTS}, "2 texts for 4"),
+        ("/v1/score", {"queries": "a"}, "queries and documents are missing"),
+        ("/predict", {"inputs": [["a", "b", "c"]]}, "neither a text nor a pair"),
+        ("/classify", {"input": [64]}, "outside the vocabulary of 64"),
+    ],
+)
+def test_a_request_that_cannot_be_right_is_told_so(
+    ranker: Worker, path: str, body: dict[str, Any], said: str
+) -> None:
+    reply = httpx.post(ranker.url + path, json=body)
+    assert reply.status_code == 400
+    assert said in reply.json()["error"]["message"]
+    assert post(ranker, "/v1/score", queries="a", documents="b")["data"]
+
+
+def test_a_long_document_is_cut_where_that_is_asked_for(ranker: Worker) -> None:
+    body = {"query": QUERY, "documents": ["word " * 40]}
+    assert post(ranker, "/v1/rerank", **body, truncate_prompt_tokens=-1)["results"]
+
+
+def test_a_classifier_of_several_classes_ranks_nothing(classifier: Worker) -> None:
+    for path in ("/v1/rerank", "/v1/score", "/v1/embeddings", "/v1/completions"):
+        assert httpx.post(classifier.url + path, json={"input": "a"}).status_code == 404
