@@ -120,7 +120,7 @@ def main() -> int:
     head = PAGE_HEAD.format(command=command, minutes=minutes, jobs=given.jobs)
     text = head + page(results.now, results.before, results.per_s)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=0) + b"\n")
+    given.out.write_bytes(msgspec.json.encode(results).replace(b"},{", b"},\n{") + b"\n")
     given.out.with_suffix(".md").write_text(text)
     picture(results.now, results.before, given.out.with_suffix(".png"))
     print(text)

@@ -1,11 +1,13 @@
 """A worker that classifies and one that ranks, under the forms of vLLM, Jina and TEI."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from integration.worker_process import Worker, running_worker
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
@@ -77,6 +79,23 @@ def test_scores_are_the_cross_encoders(ranker: Worker, folder: Path) -> None:
         assert scores == pytest.approx(expected, abs=2e-5)
     [[pair], _] = post(ranker, "/predict", inputs=[[QUERY, TEXTS[0]], [QUERY, TEXTS[1]]])
     assert pair["score"] == pytest.approx(expected[0], abs=2e-5)
+
+
+def test_what_sentence_transformers_saves_is_scored_as_it_scores(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A file that says Identity: scores are the model's numbers, relevances are 0 to 1."""
+    theirs = CrossEncoder(
+        str(folder / "scores" / "model"), activation_fn=torch.nn.Identity(), device="cpu"
+    )
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    expected = theirs.predict([(QUERY, text) for text in TEXTS])
+    with running_worker(tmp_path, "--load-format", "auto", model=tmp_path / "saved") as worker:
+        scores = post(worker, "/score", queries=QUERY, documents=TEXTS)["data"]
+        assert [one["score"] for one in scores] == pytest.approx(expected.tolist(), abs=5e-5)
+        ranked = post(worker, "/rerank", query=QUERY, documents=TEXTS)["results"]
+    sigmoids = sorted((1 / (1 + math.exp(-value)) for value in expected), reverse=True)
+    assert [one["relevance_score"] for one in ranked] == pytest.approx(sigmoids, abs=2e-5)
 
 
 def test_each_rerank_route_answers_in_its_own_form(ranker: Worker, folder: Path) -> None:

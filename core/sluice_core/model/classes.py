@@ -10,6 +10,8 @@ from math import exp
 from typing import Literal
 
 from ..errors import CheckpointError
+from .files import Source, json_object, read_bytes
+from .sentence import MAX_BYTES, PROMPTS
 
 MAX_CLASSES = 1 << 16
 Activation = Literal["softmax", "sigmoid", "identity"]
@@ -34,10 +36,14 @@ class Classes:
     activation: Activation
 
     @staticmethod
-    def read(config: Mapping[str, object]) -> "Classes":
-        """Those in a config.json; raises CheckpointError."""
-        labels = _labels(config)
-        return Classes(labels, _activation(config, len(labels)))
+    def read(source: Source, config: Mapping[str, object]) -> "Classes":
+        """Those of a checkpoint with this config.json; raises CheckpointError."""
+        labels, own = _labels(config), dict[str, object]()
+        if PROMPTS in source.names():
+            own = dict(json_object(read_bytes(source, PROMPTS, MAX_BYTES), PROMPTS))
+        if own.get("default_prompt_name") is not None:
+            raise CheckpointError(f"{PROMPTS}: default_prompt_name is not built for classes.")
+        return Classes(labels, _activation(own, config, len(labels)))
 
     def probabilities(self, values: Sequence[float]) -> list[float]:
         """The model's numbers, activated."""
@@ -75,14 +81,17 @@ def _labels(config: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(str(label) for label in labels)
 
 
-def _activation(config: Mapping[str, object], num_labels: int) -> Activation:
-    own = config.get("sentence_transformers")
-    asked = own.get("activation_fn") if isinstance(own, Mapping) else None
-    asked = asked or config.get(_OLD_ACTIVATION)
+def _activation(
+    own: Mapping[str, object], config: Mapping[str, object], num_labels: int
+) -> Activation:
+    """`own`: sentence-transformers' file of version 5.4 on; it kept this in config.json before."""
+    older = config.get("sentence_transformers")
+    in_older = older.get("activation_fn") if isinstance(older, Mapping) else None
+    asked = own.get("activation_fn") or in_older or config.get(_OLD_ACTIVATION)
     if asked is not None:
         name = str(asked).rpartition(".")[2]
         if not str(asked).startswith("torch.nn.") or name not in _BY_NAME:
-            raise CheckpointError(f"config.json: activation_fn {str(asked)[:64]} is not built.")
+            raise CheckpointError(f"activation_fn {str(asked)[:64]} is not built.")
         return _BY_NAME[name]
     problem = config.get("problem_type")
     if problem is None:

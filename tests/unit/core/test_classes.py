@@ -1,6 +1,7 @@
 """What a classifier's numbers mean."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_core.errors import CheckpointError
 from sluice_core.model.classes import Classes, sigmoid
+from sluice_core.model.files import Directory
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8)
 
@@ -51,9 +53,9 @@ def test_activations_are_torchs(values: list[float]) -> None:
     ],
 )
 def test_labels_and_activation_come_from_the_file(
-    config: dict[str, Any], labels: tuple[str, ...], activation: str
+    config: dict[str, Any], labels: tuple[str, ...], activation: str, tmp_path: Path
 ) -> None:
-    found = Classes.read(config)
+    found = Classes.read(Directory(tmp_path), config)
     assert (found.labels, found.activation) == (labels, activation)
 
 
@@ -67,6 +69,18 @@ def test_labels_and_activation_come_from_the_file(
         ({"sentence_transformers": {"activation_fn": "os.system"}}, "os.system is not built"),
     ],
 )
-def test_a_file_that_cannot_be_right_is_refused(config: dict[str, Any], said: str) -> None:
+def test_a_file_that_cannot_be_right_is_refused(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=said):
-        Classes.read(config)
+        Classes.read(Directory(tmp_path), config)
+
+
+def test_the_newer_file_of_sentence_transformers_goes_first(tmp_path: Path) -> None:
+    path = tmp_path / "config_sentence_transformers.json"
+    path.write_text('{"activation_fn": "torch.nn.modules.linear.Identity"}')
+    old = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
+    assert Classes.read(Directory(tmp_path), {"num_labels": 1, **old}).activation == "identity"
+    path.write_text('{"default_prompt_name": "query", "prompts": {"query": "find: "}}')
+    with pytest.raises(CheckpointError, match="default_prompt_name is not built"):
+        Classes.read(Directory(tmp_path), {})

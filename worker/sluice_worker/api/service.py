@@ -74,7 +74,7 @@ class Service:
             size = text_shape(config_json).hidden_size
             self.sentence = read_sentence(self.task, Directory(directory), size)
         if self.task == "classify":
-            self.classes = Classes.read(config_json)
+            self.classes = Classes.read(Directory(directory), config_json)
         self._dimensions = trained_dimensions(config_json)
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)

@@ -20,7 +20,7 @@ from sluice_core.model.sizing import (
     kv_bytes_per_token,
 )
 from sluice_core.model.stored import Weights, read_config, with_stored_dtype
-from sluice_core.model.tasks import Task, read_sentence, task_of, text_shape, without_head
+from sluice_core.model.tasks import read_sentence, task_of, text_shape, without_head
 from sluice_core.port import EngineLimits
 from sluice_core.steptime import StepRecord, StepTimes
 from sluice_core.wire import Ready
@@ -110,9 +110,10 @@ def start(config: EngineConfig, progress: Progress) -> tuple[EncodingEngine, Rea
 
 
 class _Asked(NamedTuple):
-    """What is to be loaded. `dtype`: its name; `max_len`: tokens of the longest text."""
+    """What is to be loaded. `dtype`: its name; `max_len`: tokens of the longest text; `classes`:
+    of a classifier."""
 
-    task: Task
+    classes: Classes | None
     config_json: Mapping[str, object]
     shape: EncoderShape | ModelShape
     sentence: Sentence
@@ -130,7 +131,8 @@ def _asked(source: Directory, config: EngineConfig, kind: str) -> _Asked:
     dtype = config.dtype if config.dtype != "auto" else _own_dtype(shape.dtype, kind)
     most = shape.max_position if isinstance(shape, EncoderShape) else shape.default_len
     limits = (most, sentence.max_seq_length or most, config.max_model_len or most)
-    return _Asked(task, config_json, shape, sentence, dtype, min(limits))
+    classes = Classes.read(source, config_json) if task == "classify" else None
+    return _Asked(classes, config_json, shape, sentence, dtype, min(limits))
 
 
 def _own_dtype(stored: str, kind: str) -> str:
@@ -163,9 +165,9 @@ def _rows(asked: _Asked, read: ReadTensor, kernels: Kernels, block_size: int) ->
 
 
 def _ending(asked: _Asked, read: ReadTensor, files: VectorFiles | None) -> Ending:
-    if asked.task == "embed":
+    if asked.classes is None:
         return Pooler(asked.sentence, files.folder if files else lambda folder: read)
-    num_classes = len(Classes.read(asked.config_json).labels)
+    num_classes = len(asked.classes.labels)
     if isinstance(asked.shape, EncoderShape):
         return EncoderHead(asked.shape, num_classes, read)
     return DecoderHead(asked.shape, num_classes, read)

@@ -35,7 +35,7 @@ KIND = "ForSequenceClassification"
 def logits(path: Path, texts: list[list[int]], seconds: list[int] | None = None) -> Tensor:
     """Ours: float32 [num_texts, num_classes]."""
     config = read_json(path, "config.json")
-    shape, num = text_shape(config), len(Classes.read(config).labels)
+    shape, num = text_shape(config), len(Classes.read(Directory(path), config).labels)
     rows: Any
     head: EncoderHead | DecoderHead
     if isinstance(shape, EncoderShape):
