@@ -17,10 +17,10 @@ from pathlib import Path
 
 BUDGETS = {
     "core/sluice_core": 5_700,
-    "frontend/sluice_frontend": 7_600,
+    "frontend/sluice_frontend": 7_850,
     "gate/sluice_gate": 3_050,
     "gate/sluice_vllm": 800,
-    "worker/sluice_worker": 11_800,
+    "worker/sluice_worker": 12_000,
     "operator/sluice_operator": 11_750,
     "kernels/sluice_kernels": 4_450,
     "cli/sluice": 4_160,
