@@ -81,6 +81,7 @@ class Sampling(Struct, frozen=True, array_like=True):
 
     `top_k` 0: all. `allowed_token_ids` None: all. `bad_words`: token ids of each spelling.
     `logprobs`, `prompt_logprobs`: likeliest tokens to report beside each; None: report nothing.
+    `label_ids`: tokens to report in place of the likeliest ones and of the token itself.
     """
 
     top_k: int = 0
@@ -94,6 +95,7 @@ class Sampling(Struct, frozen=True, array_like=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    label_ids: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:

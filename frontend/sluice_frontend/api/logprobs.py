@@ -53,6 +53,11 @@ class PackedScores:
         self._ranks.frombytes(scores.ranks)
         self._offsets.extend(offsets)
 
+    @property
+    def labels(self) -> dict[int, float]:
+        """The log-probabilities of one token's `label_ids`."""
+        return dict(zip(self._ids, self._logprobs, strict=True))
+
     def tokens(self, start: int = 0) -> Iterator[Scored]:
         """From the `start`-th on."""
         width = self._width

@@ -1,7 +1,7 @@
 """What a route is: written once, read by routers, the OpenAPI document, admission and gates. Pure.
 
-Each module of this folder may have a tuple `OPERATIONS`. Who serves an operation binds a handler to
-it. A gate needs no handler: it reads how many sequences a body brings.
+Each module of this folder, and of those in it, may have a tuple `OPERATIONS`. Who serves an
+operation binds a handler to it. A gate needs no handler: it reads how many sequences a body brings.
 """
 
 import importlib
@@ -78,6 +78,6 @@ class BoundOperation(NamedTuple):
 def all_operations() -> list[Operation]:
     """Collect the operations of all modules of this folder."""
     package = importlib.import_module(__package__)
-    names = (module.name for module in pkgutil.iter_modules(package.__path__, f"{__package__}."))
+    names = (each.name for each in pkgutil.walk_packages(package.__path__, f"{__package__}."))
     modules = (importlib.import_module(name) for name in names)
     return [each for module in modules for each in getattr(module, "OPERATIONS", ())]

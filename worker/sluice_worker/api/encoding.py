@@ -11,7 +11,7 @@ from sluice_core.errors import RequestError, SluiceError
 from sluice_core.wire import Encode, packed
 from sluice_core.work import Work
 from sluice_frontend.api.operations import JSON
-from sluice_frontend.api.texts import TextsRequest
+from sluice_frontend.api.pooling.texts import TextsRequest
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.requests import RequestGroup, RequestTimer
 from sluice_frontend.http.bodies import Answers

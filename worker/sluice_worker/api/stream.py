@@ -7,7 +7,7 @@ goes out with the first comment, if that is earlier.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .formats import Format
-from .generation import Arrived
+from .generation import Arrived, Generation, OpenChoice
 
 Delivered = tuple[Arrived, FinishReason | None]
 """A delivered token, and its sequence's finish reason, if it is the last."""
@@ -133,10 +133,21 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
+class Whole(Protocol):
+    """The form of an answer in one piece, as `Format` says."""
+
+    @property
+    def generation(self) -> Generation: ...
+
+    def num_bytes(self, prompts: Iterable[OpenChoice], num_tokens: int) -> int: ...
+
+    def body(self, texts: Sequence[str]) -> bytes: ...
+
+
 class WholeReply(Response):
     """An answer in one piece; a token counts as handed over when it reached this process."""
 
-    def __init__(self, form: Format, answers: Answers) -> None:
+    def __init__(self, form: Whole, answers: Answers) -> None:
         super().__init__()
         self._form = form
         self._answers = answers

@@ -19,7 +19,7 @@ from ..scheduling.sequence import Sequence
 from ..scheduling.step import StepWork
 from .models.decoder import Decoder
 from .models.step import StepInput
-from .sampler import Draw, joined, sample, score
+from .sampler import Draw, joined, sample, score, score_labels
 
 Indices = NDArray[np.int64]
 Tokens = dict[int, list[int | None]]
@@ -148,6 +148,9 @@ class Runner:
         )
 
     def _score(self, logits: Tensor, sequences: Seq[Sequence], tokens: Seq[int | None]) -> None:
+        for row, sequence in enumerate(sequences):
+            if labels := sequence.request.sampling.label_ids:
+                sequence.scores = score_labels(logits[row], labels)
         asked = [
             (row, sequence, token, sequence.request.sampling.logprobs + 1)
             for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True))

@@ -331,6 +331,17 @@ def _score(logits: Tensor, tokens: Sequence[int], widths: Sequence[int]) -> list
     ]
 
 
+def score_labels(logits: Tensor, token_ids: Sequence[int]) -> Scores:
+    """Log-probabilities of `token_ids`, all of them in the vocabulary; ranks are left out.
+
+    logits: [vocab_size] float32, raw.
+    """
+    ids = torch.tensor(token_ids, device=logits.device)
+    logprobs = (logits[ids] - logits.logsumexp(dim=-1)).cpu().numpy()
+    ids_32 = np.array(token_ids, dtype=np.int32)
+    return Scores(len(token_ids), ids_32.tobytes(), logprobs.tobytes(), b"")
+
+
 def joined(parts: Sequence[Scores]) -> Scores:
     """Scores of successive tokens as one; all have the same width."""
     return Scores(

@@ -8,11 +8,11 @@ from functools import partial
 from typing import NamedTuple
 
 from sluice_core.model.classes import Classes, sigmoid
-from sluice_frontend.api import classify
-from sluice_frontend.api.classify import ClassifyRequest
 from sluice_frontend.api.operations import BoundOperation, Operation
+from sluice_frontend.api.pooling import classify
+from sluice_frontend.api.pooling.classify import ClassifyRequest
+from sluice_frontend.api.pooling.texts import Pair, TextsUsage
 from sluice_frontend.api.sse import encode
-from sluice_frontend.api.texts import Pair, TextsUsage
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -10,11 +10,11 @@ from functools import partial
 from typing import NamedTuple
 
 from sluice_core.errors import RequestError
-from sluice_frontend.api import embed
-from sluice_frontend.api.embed import EmbedRequest
 from sluice_frontend.api.operations import BoundOperation, Operation
+from sluice_frontend.api.pooling import embed
+from sluice_frontend.api.pooling.embed import EmbedRequest
+from sluice_frontend.api.pooling.texts import TextsUsage
 from sluice_frontend.api.sse import encode
-from sluice_frontend.api.texts import TextsUsage
 from starlette.requests import Request
 from starlette.responses import Response
 

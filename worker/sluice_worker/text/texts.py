@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from sluice_core.errors import ContextLengthExceeded, RequestError
 from sluice_core.model.sentence import Sentence
 from sluice_core.window import prompt_too_long
-from sluice_frontend.api.texts import Pair, Text
+from sluice_frontend.api.pooling.texts import Pair, Text
 
 from .pieces import Check, any_number
 from .tokenizer import Around

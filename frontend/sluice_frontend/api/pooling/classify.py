@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from sluice_core.errors import RequestError
 
-from .generate import ModelName, refuse_unsupported
-from .json_body import convert, parse_object
-from .operations import WORK_ERRORS, Counting, Operation
+from ..generate import ModelName, refuse_unsupported
+from ..json_body import convert, parse_object
+from ..operations import WORK_ERRORS, Counting, Operation
 from .texts import (
     MAX_INPUTS,
     Inputs,

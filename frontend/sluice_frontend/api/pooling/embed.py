@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from .generate import ModelName, refuse_unsupported
-from .json_body import convert, parse_object
-from .operations import WORK_ERRORS, Counting, Operation
+from ..generate import ModelName, refuse_unsupported
+from ..json_body import convert, parse_object
+from ..operations import WORK_ERRORS, Counting, Operation
 from .texts import Inputs, TextsRequest, TextsUsage, Truncate, read_inputs
 
 Dimensions = Annotated[int, Meta(ge=1, le=1 << 20)]

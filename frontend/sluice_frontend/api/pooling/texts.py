@@ -8,9 +8,9 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta, Struct
 from sluice_core.errors import RequestError
 
-from .generate import IDS
-from .json_body import convert
-from .sampling_params import TokenId
+from ..generate import IDS
+from ..json_body import convert
+from ..sampling_params import TokenId
 
 MAX_INPUTS = 2048
 """Texts of one request, as OpenAI has it."""

@@ -6,10 +6,11 @@ from typing import Any
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
-from sluice_frontend.api import classify, embed, probes
+from sluice_frontend.api import probes
 from sluice_frontend.api.chat import CHAT_NEUTRAL
 from sluice_frontend.api.generate import NEUTRAL
 from sluice_frontend.api.operations import all_operations
+from sluice_frontend.api.pooling import classify, embed
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.http.connection import LIFE
 from sluice_frontend.http.guards import PROBE_PATHS, Inflight

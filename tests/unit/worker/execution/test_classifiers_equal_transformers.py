@@ -10,7 +10,7 @@ from sluice_core.model.encoders import EncoderShape
 from sluice_core.model.files import Directory, read_json
 from sluice_core.model.sentence import Sentence
 from sluice_core.model.tasks import task_of, text_shape, without_head
-from sluice_frontend.api.texts import Pair
+from sluice_frontend.api.pooling.texts import Pair
 from sluice_worker.api.prompts import Prompts
 from sluice_worker.execution.encoders.classifier import DecoderHead, EncoderHead
 from sluice_worker.execution.encoders.decoded import DecodedTexts

@@ -97,6 +97,7 @@ def _row(
     sequence: Sequence, position: int, block_size: int, draw_of: DrawOf, source: int
 ) -> Row | None:
     draw = draw_of(sequence, position + 1 - sequence.num_tokens)
-    if draw.is_edited or sequence.request.sampling.logprobs is not None:
+    sampling = sequence.request.sampling
+    if draw.is_edited or sampling.logprobs is not None or sampling.label_ids:
         return None
     return Row(sequence, position, sequence.block_ids[position // block_size], draw, source)
