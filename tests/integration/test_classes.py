@@ -10,8 +10,17 @@ import pytest
 import torch
 from integration.worker_process import Worker, running_worker
 from sentence_transformers import CrossEncoder
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import Transformer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 from unit.worker.execution.encoder_models import random_model, save_tokenizer
+from unit.worker.execution.test_decoders_make_vectors import HEADS
 
 TEXTS = ["a", "the quick brown fox", "jumps over", "the lazy dog and on and on it runs"]
 QUERY = "what runs"
@@ -145,3 +154,38 @@ def test_a_long_document_is_cut_where_that_is_asked_for(ranker: Worker) -> None:
 def test_a_classifier_of_several_classes_ranks_nothing(classifier: Worker) -> None:
     for path in ("/v1/rerank", "/v1/score", "/v1/embeddings", "/v1/completions"):
         assert httpx.post(classifier.url + path, json={"input": "a"}).status_code == 404
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_reranker_that_writes_is_scored_by_its_tokens_and_its_template(
+    is_tied: bool, tmp_path: Path
+) -> None:
+    """As rerankers are published now: LogitScore, and a chat template with query and document."""
+    sizes = {**HEADS, "tie_word_embeddings": is_tied, "initializer_range": 0.2}
+    config = AutoConfig.for_model("qwen3", **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    save_tokenizer(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role[:1] }}{{ m.content }}[SEP]{% endfor %}"
+        "{% if add_generation_prompt %}yn{% endif %}"
+    )
+    transformer = Transformer(
+        str(tmp_path / "base"),
+        transformer_task="text-generation",
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+    )
+    theirs = CrossEncoder(
+        modules=[transformer, LogitScore(7, 9)],
+        prompts={"web": "find"},
+        default_prompt_name="web",
+        device="cpu",
+    )
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    expected = theirs.predict([(QUERY, text) for text in TEXTS])
+    assert max(expected) - min(expected) > 0.05
+    with running_worker(tmp_path, "--load-format", "auto", model=tmp_path / "saved") as worker:
+        scores = post(worker, "/v1/score", queries=QUERY, documents=TEXTS)["data"]
+        assert [one["score"] for one in scores] == pytest.approx(expected.tolist(), abs=2e-5)
+        alone = httpx.post(worker.url + "/classify", json={"input": "a"})
+        assert alone.status_code == 400
+        assert "reads pairs of texts" in alone.json()["error"]["message"]

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..errors import CheckpointError
 from .files import Source, json_object, read_bytes
-from .sentence import MAX_BYTES, PROMPTS
+from .sentence import MAX_BYTES, MODULES, PROMPTS, scores_tokens
 
 MAX_CLASSES = 1 << 16
 Activation = Literal["softmax", "sigmoid", "identity"]
@@ -41,7 +41,10 @@ class Classes:
         labels, own = _labels(config), dict[str, object]()
         if PROMPTS in source.names():
             own = dict(json_object(read_bytes(source, PROMPTS, MAX_BYTES), PROMPTS))
-        if own.get("default_prompt_name") is not None:
+        is_scoring = MODULES in source.names() and scores_tokens(source)
+        if is_scoring:
+            labels = labels[:1]
+        elif own.get("default_prompt_name") is not None:
             raise CheckpointError(f"{PROMPTS}: default_prompt_name is not built for classes.")
         return Classes(labels, _activation(own, config, len(labels)))
 

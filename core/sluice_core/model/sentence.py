@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from ..bounded import count
 from ..errors import CheckpointError
 from .files import Source, json_object, read_bytes
 
@@ -97,6 +98,55 @@ class Sentence:
         return None in self.behind
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A reranker that writes: a pair's score is the logit of one token, less that of another.
+    `prompt`: a system message in front of each pair. `variables`: of its chat template."""
+
+    true_id: int
+    false_id: int | None
+    prompt: str | None
+    variables: Mapping[str, object]
+
+    @staticmethod
+    def read(source: Source, vocab_size: int) -> "TokenScore | None":
+        """That of a checkpoint with a module LogitScore; None for another. CheckpointError."""
+        modules = _modules(source) if MODULES in source.names() else []
+        folders = [folder for kind, folder in modules if kind == "LogitScore"]
+        if not folders:
+            return None
+        if [kind for kind, _ in modules] != ["Transformer", "LogitScore"]:
+            raise CheckpointError(f"{MODULES}: LogitScore is built behind Transformer alone.")
+        config = _read(source, folders[0])
+        if config.get("module_input_name", "causal_logits") != "causal_logits":
+            raise CheckpointError(f"{folders[0]}: module_input_name is built for logits only.")
+        asked = [config.get(f"{name}_token_id") for name in ("true", "false")]
+        true_id, false_id = (count(value, vocab_size - 1) for value in asked)
+        if true_id is None or (false_id is None and asked[1] is not None):
+            raise CheckpointError(f"{folders[0]}: the token ids are outside the vocabulary.")
+        prompts, default = _prompts(source) if PROMPTS in source.names() else ({}, None)
+        prompt = prompts[default] if default is not None else None
+        return TokenScore(true_id, false_id, prompt, _template_variables(source, modules[0][1]))
+
+
+def scores_tokens(source: Source) -> bool:
+    """True if one of the modules is LogitScore; raises CheckpointError."""
+    return any(kind == "LogitScore" for kind, _ in _modules(source))
+
+
+def _template_variables(source: Source, folder: str) -> Mapping[str, object]:
+    """processing_kwargs of the Transformer; CheckpointError for what is no template's."""
+    if folder or TRANSFORMER_FILES[0] not in source.names():
+        return {}
+    kwargs = _read(source, "", TRANSFORMER_FILES[0]).get("processing_kwargs") or {}
+    if not isinstance(kwargs, Mapping) or kwargs.keys() - {"chat_template"}:
+        raise CheckpointError(
+            f"{TRANSFORMER_FILES[0]}: processing_kwargs are built for a chat template only."
+        )
+    variables = kwargs.get("chat_template") or {}
+    return variables if isinstance(variables, Mapping) else {}
+
+
 def _modules(source: Source) -> list[tuple[str, str]]:
     """Kind and folder of each module. Types were renamed: the last part of the name tells."""
     wrapped = b'{"modules":' + read_bytes(source, MODULES, MAX_BYTES) + b"}"
@@ -113,7 +163,7 @@ def _modules(source: Source) -> list[tuple[str, str]]:
         if folder.startswith("/") or ".." in folder.split("/"):
             raise CheckpointError(f"{MODULES}: path {folder[:64]} leads outside the checkpoint.")
         kind = kind.rpartition(".")[2]
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore"):
             raise CheckpointError(
                 f"{MODULES}: module {kind[:64]} is not built; a vector without it would be wrong."
             )

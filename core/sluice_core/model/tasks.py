@@ -8,7 +8,7 @@ from .architecture import ModelShape, SizingError
 from .encoders import CLASSIFIER, ENCODERS, EncoderShape, encoder_architecture
 from .families import FAMILIES
 from .files import Source
-from .sentence import MODULES, Sentence, tokenizer_length
+from .sentence import MODULES, Sentence, scores_tokens, tokenizer_length
 
 Task = Literal["generate", "embed", "classify"]
 _DECODER = "ForCausalLM"
@@ -21,12 +21,13 @@ _CLASSIFYING = {f"{stem}{CLASSIFIER}": name for stem, name in _STEMS.items()}
 
 def task_of(source: Source, config: Mapping[str, object]) -> Task:
     """The task of a checkpoint. A decoder makes vectors if it has no head, or if
-    sentence-transformers' modules lie beside it, as in vLLM."""
+    sentence-transformers' modules lie beside it, as in vLLM; classes if one is LogitScore."""
     name = _name(config)
     if name.endswith(CLASSIFIER) and (name in ENCODERS or name in _CLASSIFYING):
         return "classify"
-    has_modules = name in FAMILIES and MODULES in source.names()
-    return "embed" if name in ENCODERS or name in _HEADLESS or has_modules else "generate"
+    if name in FAMILIES and MODULES in source.names():
+        return "classify" if scores_tokens(source) else "embed"
+    return "embed" if name in ENCODERS or name in _HEADLESS else "generate"
 
 
 def without_head(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -16,7 +16,7 @@ from msgspec import structs
 from sluice_core.errors import RequestError
 from sluice_core.model.classes import Classes
 from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
-from sluice_core.model.sentence import Sentence
+from sluice_core.model.sentence import Sentence, TokenScore
 from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
 from sluice_core.model.tasks import read_sentence, task_of, text_shape
@@ -66,6 +66,7 @@ class Service:
         self.config = config
         self.sentence: Sentence | None = None
         self.classes: Classes | None = None
+        self.token_score: TokenScore | None = None
         self.tokenizer = Tokenizer(directory)
         self.templates = Templates.of(directory, config.text.chat_template, self.tokenizer)
         config_json = read_config(Directory(directory))
@@ -75,6 +76,8 @@ class Service:
             self.sentence = read_sentence(self.task, Directory(directory), size)
         if self.task == "classify":
             self.classes = Classes.read(Directory(directory), config_json)
+            num_tokens = text_shape(config_json).vocab_size
+            self.token_score = TokenScore.read(Directory(directory), num_tokens)
         self._dimensions = trained_dimensions(config_json)
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)

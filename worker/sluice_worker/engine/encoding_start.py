@@ -8,11 +8,11 @@ import torch
 from sluice_core.contract import MemoryReport
 from sluice_core.errors import DoesNotFit
 from sluice_core.heap import release_freed
-from sluice_core.model.architecture import DTYPE_BYTES, ModelShape, weights_bytes
+from sluice_core.model.architecture import DTYPE_BYTES, HEAD, ModelShape, weights_bytes
 from sluice_core.model.classes import Classes
 from sluice_core.model.encoders import EncoderShape
 from sluice_core.model.files import Directory, checkpoint_dir
-from sluice_core.model.sentence import Sentence
+from sluice_core.model.sentence import Sentence, TokenScore
 from sluice_core.model.sizing import (
     DEFAULT_BLOCK_SIZE,
     MIB,
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..base.config import EngineConfig
 from ..base.resources import Resources
-from ..execution.encoders.classifier import DecoderHead, EncoderHead
+from ..execution.encoders.classifier import DecoderHead, EncoderHead, TokenHead
 from ..execution.encoders.decoded import DecodedTexts
 from ..execution.encoders.encoder import Encoder
 from ..execution.encoders.files import VectorFiles, of_decoder, of_encoder
@@ -151,7 +151,7 @@ def _load(
     read = files.read if files else random_weights(config.seed or 0, dtype, device)
     block_size = config.block_size or DEFAULT_BLOCK_SIZE[machine.kind]
     rows = _rows(asked, read, kernels, block_size)
-    ending = _ending(asked, read, files)
+    ending = _token_head(source, asked, read, rows) or _ending(asked, read, files)
     if files:
         files.finish()
     return VectorModel(rows, ending, device)
@@ -171,6 +171,20 @@ def _ending(asked: _Asked, read: ReadTensor, files: VectorFiles | None) -> Endin
     if isinstance(asked.shape, EncoderShape):
         return EncoderHead(asked.shape, num_classes, read)
     return DecoderHead(asked.shape, num_classes, read)
+
+
+def _token_head(
+    source: Directory, asked: _Asked, read: ReadTensor, rows: TextRows
+) -> Ending | None:
+    """The head of a reranker that writes; None for another model."""
+    score = TokenScore.read(source, asked.shape.vocab_size) if asked.classes else None
+    if score is None or not isinstance(rows, DecodedTexts):
+        return None
+    shape = ModelShape.from_config(asked.config_json)
+    head = rows.embedding
+    if not shape.tie_word_embeddings:
+        head = read(HEAD, (shape.vocab_size, shape.hidden_size))
+    return TokenHead(head, score.true_id, score.false_id)
 
 
 def _kernels(asked: _Asked, machine: Machine) -> Kernels:

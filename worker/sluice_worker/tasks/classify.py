@@ -8,6 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from sluice_core.model.classes import Classes, sigmoid
+from sluice_core.model.sentence import TokenScore
+from sluice_frontend.api.chat import Conversation
 from sluice_frontend.api.operations import BoundOperation, Operation
 from sluice_frontend.api.pooling import classify
 from sluice_frontend.api.pooling.classify import ClassifyRequest
@@ -18,6 +20,7 @@ from starlette.responses import Response
 
 from ..api.encoding import TextsReply, read_texts
 from ..api.service import Service
+from ..text.pieces import Check
 from ..text.texts import TextReader
 
 Parse = Callable[[bytes], ClassifyRequest]
@@ -60,12 +63,26 @@ def served(service: Service) -> list[BoundOperation]:
     """Bind the routes, if the model is a classifier. Scores need one number a pair."""
     if service.classes is None or service.sentence is None:
         return []
-    reader = TextReader(service.prompts, service.sentence)
+    score = service.token_score
+    write = None if score is None else partial(_written, service, score)
+    reader = TextReader(service.prompts, service.sentence, write)
     routes = _CLASSES if len(service.classes.labels) > 1 else (*_CLASSES, *_SCORES)
     return [
         BoundOperation(operation, partial(_judge, service, reader, service.classes, parse, form))
         for operation, parse, form in routes
     ]
+
+
+def _written(service: Service, score: TokenScore, pair: Pair, check: Check) -> list[int]:
+    """A pair as the model's chat template writes it, each text a message of its own."""
+    roles = [("system", score.prompt), ("query", pair.first), ("document", pair.second)]
+    variables = dict(score.variables)
+    conversation = Conversation(
+        tuple({"role": role, "content": text} for role, text in roles if text is not None),
+        add_generation_prompt=variables.pop("add_generation_prompt", False) is True,
+        variables=variables,
+    )
+    return service.tokenizer.encode_rendered(service.templates.render(conversation), check)
 
 
 async def _judge(

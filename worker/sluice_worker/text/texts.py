@@ -1,7 +1,7 @@
 """Texts as the token ids that an encoder reads."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,9 @@ from sluice_frontend.api.pooling.texts import Pair, Text
 
 from .pieces import Check, any_number
 from .tokenizer import Around
+
+Write = Callable[[Pair, Check], list[int]]
+"""(pair, check) -> its token ids; raises what `check` raises of their number."""
 
 
 class Encodes(Protocol):
@@ -39,8 +42,9 @@ class Read(NamedTuple):
 class TextReader:
     """Reads texts for one model, with its prompts and its length."""
 
-    def __init__(self, prompts: Encodes, sentence: Sentence) -> None:
-        self._prompts, self.sentence = prompts, sentence
+    def __init__(self, prompts: Encodes, sentence: Sentence, write: Write | None = None) -> None:
+        """`write`: of a model that reads pairs alone, as its chat template writes them."""
+        self._prompts, self.sentence, self._write = prompts, sentence, write
         self._around = prompts.around
 
     def read(
@@ -61,7 +65,9 @@ class TextReader:
             skipped = len(ids) - len(self._around.behind) * add_special_tokens
         found, firsts = [], dict[str, list[int]]()
         for given in inputs:
-            if isinstance(given, Pair):
+            if self._write is not None:
+                read = Read(_written(self._write, given, most), 0)
+            elif isinstance(given, Pair):
                 read = self._pair(given, most, cut, firsts)
             elif isinstance(given, str):
                 text = prompt + given
@@ -109,6 +115,13 @@ class TextReader:
                 f"prompt_name is none of this model's prompts: {known}", param="prompt_name"
             )
         return prompts[name]
+
+
+def _written(write: Write, given: Text, most: int) -> Sequence[int]:
+    """A pair's token ids; it is never cut, because its template's end must stay."""
+    if not isinstance(given, Pair):
+        raise RequestError("this model reads pairs of texts", param="input")
+    return array("i", write(given, partial(_check_length, most=most)))
 
 
 def _cut(ids: Sequence[int], behind: int, skipped: int, most: int, cut: int | None) -> Read:

@@ -57,5 +57,18 @@ class DecoderHead:
         return _apply(self._last, hidden[[end - 1 for end in texts.offsets[1:]]]).float()
 
 
+class TokenHead:
+    """The score of each text's last row: the logit of one token, less that of another."""
+
+    def __init__(self, head: Tensor, true_id: int, false_id: int | None) -> None:
+        """head [vocab_size, hidden_size]."""
+        row = head[true_id].float()
+        self._row = row if false_id is None else row - head[false_id].float()
+
+    def __call__(self, hidden: Tensor, texts: FlatTexts) -> Tensor:
+        """hidden [num_rows, hidden_size] -> float32 [num_texts, 1]."""
+        return (hidden[[end - 1 for end in texts.offsets[1:]]].float() @ self._row)[:, None]
+
+
 def _apply(part: Linear, rows: Tensor) -> Tensor:
     return linear(rows, part.weight, part.bias)

@@ -21,6 +21,11 @@ class DecodedTexts:
         self._model, self._block_size = model, block_size
         self._pages = self._allocated(1)
 
+    @property
+    def embedding(self) -> Tensor:
+        """The embeddings, [vocab_size, hidden_size]."""
+        return self._model.embedding
+
     def hidden(self, texts: FlatTexts) -> Tensor:
         """The last layer's normed output, [num_rows, hidden_size]."""
         model, kernels = self._model, self._model.kernels
