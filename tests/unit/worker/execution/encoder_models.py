@@ -36,7 +36,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def random_model(name: str, kind: str = "Model", **changes: Any) -> PreTrainedModel:
     """A model of the family `name` whose parameters are all random, biases and norms too."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**CONFIGS[name], **changes)
+    config = getattr(transformers, f"{name}Config")(**{**CONFIGS[name], **changes})
     model: PreTrainedModel = getattr(transformers, f"{name}{kind}")(config)
     with torch.no_grad():
         for parameter in model.parameters():
