@@ -5,6 +5,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,7 +15,7 @@ from integration.worker_process import POLL_S, Worker, running_worker
 from unit.worker.execution.encoder_models import random_model, save_tokenizer
 
 MANY = ["abcdefgh" * (1 + number % 7) for number in range(2048)]
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
+SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
 
 
 @pytest.fixture(scope="module")
