@@ -32,7 +32,7 @@ OPTIONAL = (
     *TRANSFORMER_FILES,
 )
 _TEMPLATE = re.compile(rf"{TEMPLATES}/[A-Za-z0-9][A-Za-z0-9_-]{{0,63}}\.jinja")
-_MODULE = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,32}/(config\.json|model\.safetensors)")
+_MODULE = re.compile(r"[0-9]{1,2}_[A-Za-z0-9_]{1,64}/(config\.json|model\.safetensors)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 

@@ -130,7 +130,7 @@ def test_all_that_is_served_is_fetched_and_nothing_that_can_run(hub: Hub, access
         "modules.json": b"[]", "config_sentence_transformers.json": b"{}",
         "sentence_bert_config.json": b"{}", "1_Pooling/config.json": b"{}",
         "2_Dense/model.safetensors": safetensors({}, 4), "2_Dense/pytorch_model.bin": b"",
-        "3_Dense/../../config.json": b"{}",
+        "3_Dense/../../config.json": b"{}", "3_Dense_1024/config.json": b"{}",
     }  # fmt: skip
     directory = fetch(access)
     fetched = {str(path.relative_to(directory)): path for path in directory.rglob("*.*")}
@@ -138,7 +138,7 @@ def test_all_that_is_served_is_fetched_and_nothing_that_can_run(hub: Hub, access
         "config.json", "tokenizer.json", "chat_template.jinja", WEIGHTS,
         "additional_chat_templates/tool_use.jinja", "modules.json",
         "config_sentence_transformers.json", "sentence_bert_config.json",
-        "1_Pooling/config.json", "2_Dense/model.safetensors",
+        "1_Pooling/config.json", "2_Dense/model.safetensors", "3_Dense_1024/config.json",
     }  # fmt: skip
     assert Directory(directory / "2_Dense").locate(WEIGHTS).read_bytes()
     assert all(path.read_bytes() == hub.files[name] for name, path in fetched.items())
