@@ -126,7 +126,7 @@ class TokenScore:
             raise CheckpointError(f"{folders[0]}: the token ids are outside the vocabulary.")
         prompts, default = _prompts(source) if PROMPTS in source.names() else ({}, None)
         prompt = prompts[default] if default is not None else None
-        return TokenScore(true_id, false_id, prompt, _template_variables(source, modules[0][1]))
+        return TokenScore(true_id, false_id, prompt, _template_variables(source))
 
 
 def scores_tokens(source: Source) -> bool:
@@ -134,11 +134,20 @@ def scores_tokens(source: Source) -> bool:
     return any(kind == "LogitScore" for kind, _ in _modules(source))
 
 
-def _template_variables(source: Source, folder: str) -> Mapping[str, object]:
+def _reads_messages(config: Mapping[str, object]) -> bool:
+    """True if version 5.4 and later write a text, or a pair, by the chat template."""
+    modalities = config.get("modality_config")
+    return isinstance(modalities, Mapping) and "message" in modalities
+
+
+def _template_variables(source: Source) -> Mapping[str, object]:
     """processing_kwargs of the Transformer; CheckpointError for what is no template's."""
-    if folder or TRANSFORMER_FILES[0] not in source.names():
-        return {}
-    kwargs = _read(source, "", TRANSFORMER_FILES[0]).get("processing_kwargs") or {}
+    config = _read(source, "", TRANSFORMER_FILES[0])
+    if not _reads_messages(config):
+        raise CheckpointError(
+            f"{TRANSFORMER_FILES[0]}: pairs without a chat template are not built."
+        )
+    kwargs = config.get("processing_kwargs") or {}
     if not isinstance(kwargs, Mapping) or kwargs.keys() - {"chat_template"}:
         raise CheckpointError(
             f"{TRANSFORMER_FILES[0]}: processing_kwargs are built for a chat template only."
@@ -206,6 +215,8 @@ def _transformer(source: Source, folder: str, names: set[str]) -> tuple[int | No
     if not present:
         return None, False
     config = _read(source, "", present[0])
+    if _reads_messages(config) or config.get("processing_kwargs"):
+        raise CheckpointError(f"{present[0]}: texts for a chat template are not built.")
     most = config.get("max_seq_length")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise CheckpointError(f"{present[0]}: max_seq_length must be a positive integer.")

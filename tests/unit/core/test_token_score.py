@@ -19,7 +19,8 @@ FILES: dict[str, Any] = {
     "modules.json": MODULES,
     "1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 9},
     "sentence_bert_config.json": {
-        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}
+        "modality_config": {"text": {}, "message": {}},
+        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
     },
     "config_sentence_transformers.json": {
         "prompts": {"web": "find"},
@@ -54,8 +55,13 @@ def test_tokens_prompt_and_variables_come_from_the_files(tmp_path: Path) -> None
         ),
         (
             "sentence_bert_config.json",
-            {"processing_kwargs": {"text": {"max_length": 9}}},
+            {"modality_config": {"message": {}}, "processing_kwargs": {"text": {"max_length": 9}}},
             "processing_kwargs are built",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {}}},
+            "pairs without a chat template",
         ),
         (
             "modules.json",

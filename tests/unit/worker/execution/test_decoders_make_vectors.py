@@ -124,7 +124,7 @@ def test_the_task_of_a_checkpoint(
     architecture: str, files: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
     for name in files:
-        (tmp_path / name).write_text("[]")
+        (tmp_path / name).write_text('[{"type": "x.Transformer", "path": ""}]')
     assert task_of(Directory(tmp_path), {"architectures": [architecture]}) == expected
 
 

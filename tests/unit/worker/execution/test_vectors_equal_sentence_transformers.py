@@ -131,6 +131,11 @@ def test_texts_are_cut_and_lower_cased_as_the_files_say(tmp_path: Path) -> None:
     [
         ("modules.json", {"type": "x.models.LSTM"}, "module LSTM is not built"),
         ("modules.json", {"path": "../else"}, "leads outside"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {}, "message": {}}},
+            "texts for a chat template",
+        ),
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode median is not of"),
         ("1_Pooling/config.json", {"embedding_dimension": 7}, "pools 7 numbers a token"),
         ("2_Dense/config.json", {"activation_function": "os.system"}, "os.system is not of"),
