@@ -156,13 +156,19 @@ def test_a_classifier_of_several_classes_ranks_nothing(classifier: Worker) -> No
         assert httpx.post(classifier.url + path, json={"input": "a"}).status_code == 404
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3", {"tie_word_embeddings": True}),
+        ("qwen3", {"tie_word_embeddings": False}),
+        ("gemma2", {"final_logit_softcapping": 0.5, "query_pre_attn_scalar": 16}),
+    ],
+)
 def test_a_reranker_that_writes_is_scored_by_its_tokens_and_its_template(
-    is_tied: bool, tmp_path: Path
+    name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """As rerankers are published now: LogitScore, and a chat template with query and document."""
-    sizes = {**HEADS, "tie_word_embeddings": is_tied, "initializer_range": 0.2}
-    config = AutoConfig.for_model("qwen3", **sizes)
+    config = AutoConfig.for_model(name, **{**HEADS, "initializer_range": 0.2, **changes})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
     save_tokenizer(tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").write_text(

@@ -181,10 +181,10 @@ def _token_head(
     if score is None or not isinstance(rows, DecodedTexts):
         return None
     shape = ModelShape.from_config(asked.config_json)
-    head = rows.embedding
+    head = rows.model.embedding
     if not shape.tie_word_embeddings:
         head = read(HEAD, (shape.vocab_size, shape.hidden_size))
-    return TokenHead(head, score.true_id, score.false_id)
+    return TokenHead(head, rows.model, score.true_id, score.false_id)
 
 
 def _kernels(asked: _Asked, machine: Machine) -> Kernels:

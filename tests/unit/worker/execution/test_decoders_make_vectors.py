@@ -83,7 +83,7 @@ def test_a_text_that_is_not_finite_spoils_no_later_one(tmp_path: Path) -> None:
     save(tmp_path, "qwen3")
     (model, _), asked = load(tmp_path, PLAIN), texts()
     before = rows(model, asked)
-    words = model._model.embedding
+    words = model.model.embedding
     kept = words[5].clone()
     words[5] = torch.nan
     assert rows(model, [[5] * 40])[0].isnan().any()

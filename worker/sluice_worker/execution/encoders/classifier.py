@@ -8,6 +8,7 @@ from sluice_core.model.encoders import EncoderShape
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, relu
 
+from ..models.decoder import DecoderBody
 from ..models.linear import Linear, ReadTensor, read_linear
 from .texts import FlatTexts
 
@@ -35,8 +36,8 @@ class EncoderHead:
     def __call__(self, hidden: Tensor, texts: FlatTexts) -> Tensor:
         """hidden [num_rows, hidden_size] -> float32 [num_texts, num_classes]."""
         if self._pools_mean:
-            sums = hidden.new_zeros(len(texts.lengths), hidden.shape[-1])
-            sums = sums.index_add_(0, texts.owners, hidden)
+            sums = torch.zeros(len(texts.lengths), hidden.shape[-1], device=hidden.device)
+            sums = sums.index_add_(0, texts.owners, hidden.float())
             rows = sums / torch.tensor(texts.lengths, device=hidden.device)[:, None]
         else:
             rows = hidden[texts.offsets[:-1]]
@@ -60,14 +61,18 @@ class DecoderHead:
 class TokenHead:
     """The score of each text's last row: the logit of one token, less that of another."""
 
-    def __init__(self, head: Tensor, true_id: int, false_id: int | None) -> None:
-        """head [vocab_size, hidden_size]."""
-        row = head[true_id].float()
-        self._row = row if false_id is None else row - head[false_id].float()
+    def __init__(
+        self, head: Tensor, model: DecoderBody, true_id: int, false_id: int | None
+    ) -> None:
+        """head [vocab_size, hidden_size]; its logits are bent as `model` bends them."""
+        ids = [true_id] if false_id is None else [true_id, false_id]
+        self._rows, self._model = head[ids].float(), model
 
     def __call__(self, hidden: Tensor, texts: FlatTexts) -> Tensor:
         """hidden [num_rows, hidden_size] -> float32 [num_texts, 1]."""
-        return (hidden[[end - 1 for end in texts.offsets[1:]]].float() @ self._row)[:, None]
+        last = hidden[[end - 1 for end in texts.offsets[1:]]].float()
+        true, *false = self._model.bent(last @ self._rows.t()).unbind(dim=-1)
+        return (true - false[0] if false else true)[:, None]
 
 
 def _apply(part: Linear, rows: Tensor) -> Tensor:

@@ -18,17 +18,12 @@ class DecodedTexts:
     of a text once its layer is done."""
 
     def __init__(self, model: DecoderBody, block_size: int) -> None:
-        self._model, self._block_size = model, block_size
+        self.model, self._block_size = model, block_size
         self._pages = self._allocated(1)
-
-    @property
-    def embedding(self) -> Tensor:
-        """The embeddings, [vocab_size, hidden_size]."""
-        return self._model.embedding
 
     def hidden(self, texts: FlatTexts) -> Tensor:
         """The last layer's normed output, [num_rows, hidden_size]."""
-        model, kernels = self._model, self._model.kernels
+        model, kernels = self.model, self.model.kernels
         used = [blocks_for(length, self._block_size) for length in texts.lengths]
         firsts = [0, *accumulate(used)]
         if firsts[-1] >= len(self._pages):
@@ -58,6 +53,6 @@ class DecodedTexts:
         return Spans(tables, torch.zeros(len(used), dtype=torch.int64), torch.tensor(texts.offsets))
 
     def _allocated(self, num_blocks: int) -> Tensor:
-        shape, words = self._model.config.shape, self._model.embedding
+        shape, words = self.model.config.shape, self.model.embedding
         size = (num_blocks + 1, 2, shape.num_kv_heads, self._block_size, shape.head_dim)
         return torch.zeros(size, dtype=words.dtype, device=words.device)

@@ -125,6 +125,12 @@ class DecoderBody:
         hidden = residual if hidden is None else residual.add_(hidden)
         return hidden[: len(step.slots)] if wanted is None else hidden
 
+    def bent(self, products: Tensor) -> Tensor:
+        """The head's `products` as float32 with the soft cap applied; may overwrite `products`."""
+        logits = products.float()
+        softcap = self.config.logit_softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
 
 class Decoder(DecoderBody):
     """A loaded model."""
@@ -150,12 +156,6 @@ class Decoder(DecoderBody):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of `hidden` [num_rows, hidden_size], float32 [num_rows, vocab_size]."""
         return self.bent(self.head(self.norm(hidden)))
-
-    def bent(self, products: Tensor) -> Tensor:
-        """The head's `products` as float32 with the soft cap applied; may overwrite `products`."""
-        logits = products.float()
-        softcap = self.config.logit_softcap
-        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def _stack(layers: list[Layer], kernels: Kernels) -> LayerStack | None:
