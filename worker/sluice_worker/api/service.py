@@ -19,7 +19,7 @@ from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read
 from sluice_core.model.sentence import Sentence, TokenScore
 from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
-from sluice_core.model.tasks import read_sentence, task_of, text_shape
+from sluice_core.model.tasks import Task, read_sentence, task_of, text_shape
 from sluice_core.wire import Submit, packed
 from sluice_core.work import Sampling
 from sluice_frontend.api.fit import check_length, fit
@@ -64,20 +64,12 @@ class Service:
     def __init__(self, config: WorkerConfig) -> None:
         directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
         self.config = config
-        self.sentence: Sentence | None = None
-        self.classes: Classes | None = None
-        self.token_score: TokenScore | None = None
         self.tokenizer = Tokenizer(directory)
         self.templates = Templates.of(directory, config.text.chat_template, self.tokenizer)
         config_json = read_config(Directory(directory))
-        self.task = task_of(Directory(directory), config_json)
-        if self.task != "generate":
-            size = text_shape(config_json).hidden_size
-            self.sentence = read_sentence(self.task, Directory(directory), size)
-        if self.task == "classify":
-            self.classes = Classes.read(Directory(directory), config_json)
-            num_tokens = text_shape(config_json).vocab_size
-            self.token_score = TokenScore.read(Directory(directory), num_tokens)
+        source = Directory(directory)
+        self.task = task_of(source, config_json)
+        self.sentence, self.classes, self.token_score = _texts(self.task, source, config_json)
         self._dimensions = trained_dimensions(config_json)
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
@@ -274,6 +266,19 @@ class _Reading:
     def echoes(self) -> Iterable[str]:
         """Texts that the replies repeat."""
         return (echo.text for echo in self.echo)
+
+
+def _texts(
+    task: Task, source: Directory, config: Mapping[str, object]
+) -> tuple[Sentence | None, Classes | None, TokenScore | None]:
+    """How a model that writes no text reads it, and what its numbers mean."""
+    if task == "generate":
+        return None, None, None
+    shape = text_shape(config)
+    sentence = read_sentence(task, source, shape.hidden_size)
+    if task == "embed":
+        return sentence, None, None
+    return sentence, Classes.read(source, config), TokenScore.read(source, shape.vocab_size)
 
 
 def trained_dimensions(config: Mapping[str, object]) -> frozenset[int]:
