@@ -120,8 +120,8 @@ async def read_texts(
     service: Service,
     reader: TextReader,
     parse: Callable[[bytes], AskedT],
-    refuse: Callable[[AskedT], None],
     request: Request,
+    refuse: Callable[[AskedT], None] = lambda asked: None,
 ) -> tuple[AskedT, Encoding]:
     """Let the texts of a body in and submit them; raises why not, as `refuse` does."""
     async with service.bodies.read(request, service.admission.refuse_body) as body:

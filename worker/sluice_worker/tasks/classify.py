@@ -93,7 +93,7 @@ async def _judge(
     form: Form,
     request: Request,
 ) -> Response:
-    asked, encoding = await read_texts(service, reader, parse, _refuse_nothing, request)
+    asked, encoding = await read_texts(service, reader, parse, request)
 
     def body(packed: list[bytes]) -> bytes:
         values = [array("f", numbers).tolist() for numbers in packed]
@@ -101,10 +101,6 @@ async def _judge(
         return encode(form(Judged(asked, values, classes, encoding.num_tokens, model)))
 
     return TextsReply(encoding, service.answers, BYTES_PER_CLASS, body)
-
-
-def _refuse_nothing(asked: ClassifyRequest) -> None:
-    """Every classifier does what its bodies may ask for."""
 
 
 def _classes(judged: Judged) -> classify.ClassifyReply:

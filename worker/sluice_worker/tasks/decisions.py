@@ -24,6 +24,7 @@ from sluice_frontend.api.decisions import (
     answered,
     labels_of,
 )
+from sluice_frontend.api.fit import check_length
 from sluice_frontend.api.generate import Completion
 from sluice_frontend.api.operations import BoundOperation
 from sluice_frontend.api.sampling_params import SamplingParams
@@ -35,7 +36,6 @@ from ..api.generation import Generation, OpenChoice
 from ..api.reading import read_decisions
 from ..api.service import Service
 from ..api.stream import WholeReply
-from ..text.pieces import any_number
 from ..text.template import Pieces
 from .generate import with_headers
 
@@ -78,17 +78,20 @@ async def _decide(service: Service, request: Request) -> Response:
 
 def _read(
     service: Service, asked: Decisions, pieces: Sequence[Pieces]
-) -> tuple[list[Labels], list[Sequence[int]]]:
+) -> tuple[list[Labels], Sequence[Sequence[int]]]:
     """The labels of each question, and its prompt."""
-    labels = [_labels(service, question) for question in asked.questions]
-    encode = service.tokenizer.encode_rendered
-    return labels, [array("i", encode(prompt, any_number)) for prompt in pieces]
+    texts = [labels_of(question) or "" for question in asked.questions]
+    labels = {text: _labels(service, text) for text in dict.fromkeys(texts)}
+    window = service.admission.check_open().max_model_len
+    check = partial(check_length, window=window, field="input")
+    prompts = [array("i", service.tokenizer.encode_rendered(each, check)) for each in pieces]
+    return [labels[text] for text in texts], prompts
 
 
-def _labels(service: Service, question: Question) -> Labels:
+def _labels(service: Service, labels: str) -> Labels:
     """Raises RequestError if a label is not one token of this model, or two are the same."""
     found = []
-    for label in labels_of(question) or "":
+    for label in labels:
         spelled = (
             service.tokenizer.encode(text, add_special_tokens=False) for text in _ways(label)
         )

@@ -47,7 +47,7 @@ async def _embed(
         if asked.normalize is False and reader.sentence.normalizes:
             raise RequestError("this model's vectors have the length 1", param="normalize")
 
-    asked, encoding = await read_texts(service, reader, parse, refuse, request)
+    asked, encoding = await read_texts(service, reader, parse, request, refuse)
     scales = asked.dimensions is not None
     scales = scales or (asked.normalize is True and not reader.sentence.normalizes)
 

@@ -128,7 +128,7 @@ class Tokenizer:
         return whole if keep is None else whole[-keep:]
 
     @cached_property
-    def around(self) -> "Around":
+    def around(self) -> Around:
         """The tokens that the tokenizer puts around texts."""
         encoding = self._tokenizer.encode("a", add_special_tokens=True)
         own = [at for at, around in enumerate(encoding.special_tokens_mask) if not around]
