@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e gpu-check demo cluster cluster-down kind-image clean
+.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e gpu-check demo demo-texts cluster cluster-down kind-image clean
 
 setup: .venv/.ready
 
@@ -55,6 +55,10 @@ gpu-check: setup
 demo:
 	@$(MAKE) --no-print-directory -j2 setup cluster
 	@PYTHONPATH=tests $(PY) -m demo $(ARGS)
+
+# A service of vectors on the cluster, whose cap moves live; four minutes.
+demo-texts: setup cluster
+	@PYTHONPATH=cluster:tests $(PY) -m demo.texts $(ARGS)
 
 cluster:
 	@$(CLUSTER) up --images

@@ -263,7 +263,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             api, args, cap, traffic,
             Shape(
                 traffic.prompt_tokens, traffic.max_tokens, args.vocab_size, served.name,
-                words=args.words,
+                words=args.words, route=args.route,
             ),
             args.slo or Targets("99", None, None, None),
             {c: CurveTally(c) for c in usable},

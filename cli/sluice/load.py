@@ -21,6 +21,7 @@ from sluice_operator.tuner import Targets
 from sluice.measure import targets
 from sluice.measure.client import (
     COMPLETIONS,
+    EMBEDDINGS,
     REQUEST_TIMEOUT_SECONDS,
     Outcome,
     Shape,
@@ -145,8 +146,9 @@ async def run(args: argparse.Namespace) -> int:
     rng = random.Random(args.seed)  # noqa: S311 - a load, not a secret
     (prompt, longest), (least, most) = sorted(args.prompt_tokens), sorted(args.max_tokens)
     shape = Shape(
-        (prompt, longest), (least, most), args.vocab_size, args.model, not args.whole, args.words
-    )
+        (prompt, longest), (least, most), args.vocab_size, args.model, not args.whole, args.words,
+        args.route,
+    )  # fmt: skip
     ledgers: list[LoadLedger] = []
     async with open_session(args.api_key_file, REQUEST_TIMEOUT_SECONDS) as session:
 
@@ -155,7 +157,7 @@ async def run(args: argparse.Namespace) -> int:
             body = shape.body(rng)
 
             async def one() -> None:
-                url = args.url + COMPLETIONS
+                url = args.url + args.route
                 ledger.outcomes.append(await request(session, url, body, due_s=due_s))
 
             return asyncio.create_task(one())
@@ -249,6 +251,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--capacity", type=positive, help="requests/s that a fraction of 1 stands for; default: 1"
+    )
+    parser.add_argument(
+        "--route", choices=(COMPLETIONS, EMBEDDINGS), default=COMPLETIONS, help="of the API"
     )
     add_length_arguments(parser, prompt=(64, 192), output=(32, 96))
     parser.add_argument("--whole", action="store_true", help="ask for whole answers, no streams")

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from sluice_core.errors import CheckpointError
+from sluice_core.errors import StartupError
 from sluice_core.model import sizing
 from sluice_core.model.files import Directory, checkpoint_dir
 from sluice_operator.children.resources import bytes_quantity
@@ -53,9 +53,8 @@ def main(args: argparse.Namespace) -> int:
     try:
         found = _read(args)
         dtype_bytes = sizing.DTYPE_BYTES[found.dtype]
-        saved = sizing.bytes_saved(found.shape, found.dtype, args.quantization)
-        plan = sizing.plan_memory(
-            found.shape,
+        saved = found.bytes_saved(args.quantization)
+        plan = found.plan(
             sizing.MemoryRequest(
                 total_bytes=args.memory,
                 utilization=args.gpu_memory_utilization,
@@ -68,12 +67,12 @@ def main(args: argparse.Namespace) -> int:
                 device=args.device,
             ),
         )
-    except (CheckpointError, sizing.SizingError) as e:
+    except (StartupError, sizing.SizingError) as e:
         print(f"sluice plan: {e}", file=sys.stderr)
         return 2
     host = {}
     if args.device == "cuda":
-        host["host_memory_bytes"] = sizing.host_memory_bytes(found.shape, dtype_bytes)
+        host["host_memory_bytes"] = found.host_bytes
     if args.json:
         numbers = {"fits": plan.fits, "ceiling": plan.ceiling, "kv_tokens": plan.kv_tokens}
         print(json.dumps({**numbers, **plan.as_dict(), **host}))
@@ -81,12 +80,12 @@ def main(args: argparse.Namespace) -> int:
         print(plan.explain())
         for num_bytes in host.values():
             print(f"host memory: {bytes_quantity(num_bytes)} requested (spec.hardware.hostMemory)")
-        print(_ceiling(plan) if plan.fits else sizing.advice(plan, found.shape))
+        print(_ceiling(plan) if plan.fits else found.advice(plan))
     return 0 if plan.fits else 1
 
 
 def _read(args: argparse.Namespace) -> checkpoint.ModelFacts:
-    """The checkpoint's own figures; raises CheckpointError or SizingError."""
+    """The checkpoint's own figures; raises StartupError or SizingError."""
     if args.quantization and args.device != "cpu":
         raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
     source = Directory(checkpoint_dir(args.model))

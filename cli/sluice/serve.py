@@ -22,10 +22,17 @@ GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 CPU_UTILIZATION = "0.5"
 """Share of the machine's memory without a GPU: a person works on the machine too."""
 GIB = 2**30
+_IMAGE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFElEQVR42mP4z8DAAMIM////ZwAAHu8E/HMcU8wAAAAASUVORK5CYII="
+)
+"""Four pixels."""
 _EXAMPLES: Mapping[str, tuple[str, dict[str, object]]] = {
     "generate": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}),
     "embed": ("/v1/embeddings", {"input": "Once upon a time"}),
     "classify": ("/classify", {"input": "Once upon a time"}),
+    "embed images": ("/v1/embeddings", {"input": _IMAGE}),
+    "classify images": ("/classify", {"input": _IMAGE}),
 }
 
 

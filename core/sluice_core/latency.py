@@ -24,6 +24,8 @@ longest context at which a start times decodes. With 1,024 a CPU worker of short
 cap of 3 where 13 would hold, and had 3 to 10 points fewer smooth and good requests in 45 s of
 bursts from cold. With 256 one of 830 tokens a request began too high: 5 to 10 points."""
 NO_LIMIT = 1 << 30
+STEPS_TO_END = 2
+"""Steps within which a text or an image ends: that during which it comes, and its own."""
 TAIL_QUANTILE = 0.995
 """Share of steps that are in time without a chunk and stay so with one. Two minutes give some
 hundred records: at P99.9, two hiccups left no room for prefill. From 0.98 to 0.999 the chunks of a

@@ -89,12 +89,14 @@ class Submit(Frame, frozen=True):
 class Encode(Frame, frozen=True):
     """A text that becomes one vector, or the numbers of its classes. `prompt`: token ids, as in
     `Submit`. `num_skipped`: its first tokens that do not count for the vector. `num_second`: its
-    last ones, which are a pair's second text."""
+    last ones, which are a pair's second text. `pixels`: of an image in place of a text, uint8
+    [height, width, 3]."""
 
     request_id: str
     prompt: bytes
     num_skipped: Tokens = 0
     num_second: Tokens = 0
+    pixels: bytes = b""
 
 
 class Abort(Frame, frozen=True):

@@ -108,6 +108,25 @@ class RunsLayers(Protocol):
         """`layers` as one stack; None if they have parts of other kernels."""
 
 
+@runtime_checkable
+class AttendsTexts(Protocol):
+    """Kernels that know attention over texts of any lengths, without padding between them."""
+
+    def plan_texts(self, offsets: Tensor, like: Tensor) -> object:
+        """The part of it that all layers of a step share. offsets: int64 [num_texts + 1] on the
+        CPU, rows of text i are [offsets[i], offsets[i + 1]). like: a tensor of the rows' dtype and
+        device."""
+
+    def text_attention(
+        self, qkv: Tensor, plan: object, window: int | None, *, is_causal: bool
+    ) -> Tensor:
+        """Attention within each text: [num_rows, num_heads * head_dim].
+
+        qkv [num_rows, 3, num_heads, head_dim], contiguous. window: tokens that a token sees to
+        each side, None for all. What rows behind the last text give is finite on a CPU.
+        """
+
+
 class Kernels(Protocol):
     """The operations of a step. cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
 

@@ -9,6 +9,8 @@ from sluice_kernels.triton import decode as decode_module
 from sluice_kernels.triton.attend import reference
 from sluice_kernels.triton.decode import Splits, choose_splits, decode
 from sluice_kernels.triton.prefill import cut_tiles, prefill, tile_tokens
+from sluice_kernels.triton.texts import cut_texts, rows_per_tile, text_attention
+from sluice_kernels.triton.texts import reference as texts_reference
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
@@ -139,3 +141,21 @@ def test_a_query_that_is_no_row_of_heads_is_refused() -> None:
     query = torch.zeros(1, 16, 8, device=DEVICE).transpose(1, 2)
     with pytest.raises(ValueError, match="heads must be contiguous"):
         decode(query, on_device([4], torch.int32), cache, tables, 1.0, splits=Splits(1, 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("window", "is_causal"), [(None, False), (5, False), (40, False), (None, True)]
+)
+def test_texts_behind_each_other_see_themselves_alone(
+    window: int | None, is_causal: bool, dtype: torch.dtype
+) -> None:
+    lengths, num_heads, dim = [1, 2, 33, 64, 65, 150], 3, 24
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, num_heads, dim).to(DEVICE, dtype)
+    tiles = cut_texts(offsets.tolist(), rows_per_tile(qkv.element_size()))
+    found = text_attention(qkv, torch.from_numpy(tiles).to(DEVICE), window, is_causal=is_causal)
+    for start, length in zip(offsets.tolist(), lengths, strict=False):
+        part = slice(start, start + length)
+        close(found[part], texts_reference(qkv[part], window, is_causal=is_causal))

@@ -28,7 +28,8 @@ MAX_DETAIL = 200
 """Characters that are told of an error."""
 REQUEST_TIMEOUT_SECONDS = 300.0
 COMPLETIONS = "/v1/completions"
-ROUTES = (COMPLETIONS, "/generate")
+EMBEDDINGS = "/v1/embeddings"
+ROUTES = (COMPLETIONS, "/generate", EMBEDDINGS)
 WORDS = ("time", "year", "people", "way", "day", "thing", "life", "child", "world", "school")
 _USAGE = re.compile(rb'"usage": ?\{')
 _WHOLE_TEXT = re.compile(rb'"generated_text": ?"')
@@ -59,7 +60,8 @@ def add_length_arguments(
 class Shape:
     """Lengths in tokens, drawn uniformly; prompts are random token ids below `vocab_size`.
 
-    `words`: random words instead, of about a token each, for servers that take no ids.
+    `words`: random words instead, of about a token each, for servers that take no ids. `route`:
+    EMBEDDINGS has no outputs.
     """
 
     prompt_tokens: tuple[int, int]
@@ -68,6 +70,7 @@ class Shape:
     model: str
     stream: bool = True
     words: bool = False
+    route: str = COMPLETIONS
 
     def lengths(self, rng: random.Random) -> tuple[int, int]:
         """Prompt and output of one request."""
@@ -77,9 +80,12 @@ class Shape:
         """One request's JSON body, of `lengths` if they are given."""
         num_prompt, num_output = lengths or self.lengths(rng)
         ids = rng.choices(range(FIRST_TOKEN_ID, self.vocab_size), k=num_prompt)
+        prompt = " ".join(WORDS[i % len(WORDS)] for i in ids) if self.words else ids
+        if self.route == EMBEDDINGS:
+            return {"model": self.model, "input": prompt, "encoding_format": "base64"}
         return {
             "model": self.model,
-            "prompt": " ".join(WORDS[i % len(WORDS)] for i in ids) if self.words else ids,
+            "prompt": prompt,
             "max_tokens": num_output,
             "temperature": 0.0,
             "ignore_eos": True,
@@ -156,8 +162,10 @@ async def read_stream(response: aiohttp.ClientResponse, start: float) -> Outcome
 
 
 async def read_whole(response: aiohttp.ClientResponse, start: float) -> Outcome:
-    """Read one answer in one piece: its first token comes with its last."""
-    num_tokens = _told(_object(await response.read())) or 0
+    """Read one answer in one piece: its first token comes with its last. One without outputs has
+    the tokens of its input."""
+    answer = _object(await response.read())
+    num_tokens = _told(answer) or (_told(answer, "prompt_tokens") if "data" in answer else 0) or 0
     total_s = time.monotonic() - start
     pod = _pod(response)
     return Outcome("ok" if num_tokens else "cut", pod, total_s, total_s, num_tokens, (), 0)
@@ -209,10 +217,10 @@ def _object(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"error": "no JSON object"}
 
 
-def _told(event: dict[str, Any]) -> int | None:
-    """Output tokens by the server's own count; None if it gives none that can be."""
+def _told(event: dict[str, Any], name: str = "completion_tokens") -> int | None:
+    """Tokens by the server's own count; None if it gives none that can be."""
     usage = event.get("usage")
-    return counted(usage.get("completion_tokens"), MAX_TOKENS) if isinstance(usage, dict) else None
+    return counted(usage.get(name), MAX_TOKENS) if isinstance(usage, dict) else None
 
 
 def _pod(response: aiohttp.ClientResponse) -> str:
@@ -240,7 +248,8 @@ async def attempt(
                 said = (await response.content.read(MAX_DETAIL)).decode(errors="replace")
                 detail = clean(f"HTTP {response.status}: {said}", MAX_DETAIL)
                 return Outcome("failed", "", 0.0, time.monotonic() - start, 0, (), 0, detail)
-            read = read_whole if body.get("stream") is False else read_stream
+            is_whole = "input" in body or body.get("stream") is False
+            read = read_whole if is_whole else read_stream
             return await read(response, start)
     except (TimeoutError, aiohttp.ClientError, ConnectionError) as e:
         is_closed = isinstance(e, aiohttp.ClientConnectionError | ConnectionError)

@@ -14,11 +14,15 @@ from pathlib import Path
 from ..bounded import count
 from ..errors import CheckpointError, DownloadError
 from ..model.files import JINJA, TEMPLATES, Directory
+from ..model.images import PROCESSOR, PROCESSORS
 from ..model.sentence import MODULES, PROMPTS, TRANSFORMER_FILES
 from ..model.stored import INDEX, WEIGHTS, Weights
 
-REQUIRED = ("config.json", "tokenizer.json")
+TOKENIZER = "tokenizer.json"
+REQUIRED = ("config.json", TOKENIZER)
 OPTIONAL = (
+    PROCESSOR,
+    PROCESSORS,
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -83,6 +87,8 @@ def clean_etag(etag: object) -> str:
 def small_files(repo: str, listing: Listing, *, weights: bool) -> tuple[RemoteFile, ...]:
     """All but the weights. CheckpointError, before anything is fetched, if it cannot be served."""
     missing = [name for name in REQUIRED if name not in listing.files]
+    if PROCESSOR in listing.files and missing == [TOKENIZER]:
+        missing = []  # it may read images only; the engine says if it reads texts
     if missing:
         raise CheckpointError(f"{repo} has no {' and no '.join(missing)}.")
     if weights and not {INDEX, WEIGHTS} & listing.files.keys():

@@ -4,12 +4,12 @@ The facts are transformers' (modeling_* and configuration_* of version 5.23).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from .architecture import MAX_LAYERS, SizingError, dtype_of, positive
 
-Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"]
 MAX_BUCKETS = 1 << 10
 CLASSIFIER = "ForSequenceClassification"
 
@@ -17,7 +17,9 @@ CLASSIFIER = "ForSequenceClassification"
 @dataclass(frozen=True, slots=True)
 class LayerNames:
     """Names of a layer's tensors, without `.weight`. `qkv`: one of three projections, or the three.
-    `gated`: `up` has two halves, of which the activated first one is a factor of the second."""
+    `gated`: `up` has two halves, of which the activated first one is a factor of the second; or
+    `gate` is the first.
+    `scales`: factors of what attention and MLP add, under their whole names."""
 
     layer: str
     qkv: tuple[str, ...]
@@ -27,6 +29,8 @@ class LayerNames:
     down: str
     mlp_norm: str
     gated: bool = False
+    gate: str | None = None
+    scales: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +49,30 @@ class EncoderFamily:
 
     prefix: of the tensors in a checkpoint that holds a head as well. head: of its classifiers.
     defaults: values that transformers assumes for missing keys. keys: what the config calls a size.
-    first_position: the row of the first token's position. pre_norm: norms stand in front of
-    attention and MLP.
+    words: None where no tokens are read. first_position: the row of the first token's position.
+    pre_norm: norms stand in front of attention and MLP. first_norm: in front of the first attention
+    too. is_causal: a token sees those before it. is_modern: as ModernBERT, with rotary positions.
+    is_rotary: with rotary positions, and no biases in linear layers. refused: values that are not
+    built, for keys that may lack.
     """
 
     prefix: str
     names: LayerNames
-    head: HeadNames
+    head: HeadNames | None
     defaults: Mapping[str, object]
     keys: Mapping[str, str]
-    words: str = "embeddings.word_embeddings"
-    embeddings_norm: str = "embeddings.LayerNorm"
+    words: str | None = "embeddings.word_embeddings"
+    embeddings_norm: str | None = "embeddings.LayerNorm"
     positions: str | None = "embeddings.position_embeddings"
     types: str | None = None
     final_norm: str | None = None
     first_position: int = 0
     pre_norm: bool = False
+    first_norm: bool = True
+    is_causal: bool = False
+    is_modern: bool = False
+    is_rotary: bool = False
+    refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     relative_bias: str | None = None
 
 
@@ -178,12 +190,59 @@ _FAMILIES: Mapping[str, EncoderFamily] = {
         positions=None,
         final_norm="final_norm",
         pre_norm=True,
+        first_norm=False,
+        is_modern=True,
+    ),
+    "NomicBert": EncoderFamily(
+        "nomic_bert.",
+        LayerNames(
+            "encoder.layers.{}.",
+            ("attn.Wqkv",),
+            "attn.out_proj",
+            "norm1",
+            "mlp.fc11",
+            "mlp.fc2",
+            "norm2",
+            gated=True,
+            gate="mlp.fc12",
+        ),
+        None,
+        {
+            **_BERT_DEFAULTS,
+            "vocab_size": 30528,
+            "max_position_embeddings": 2048,
+            "hidden_act": "silu",
+            "rotary_emb_base": 1000.0,
+        },
+        {
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+            "layer_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+        embeddings_norm="emb_ln",
+        positions=None,
+        types=_TYPES,
+        is_rotary=True,
+        refused={
+            "rotary_emb_interleaved": (True,),
+            "prenorm": (True,),
+            "use_rms_norm": (True,),
+            "causal": (True,),
+            "qkv_proj_bias": (True,),
+            "mlp_fc1_bias": (True,),
+            "mlp_fc2_bias": (True,),
+        },
     ),
 }
 ENCODERS: Mapping[str, EncoderFamily] = {
     f"{name}{end}": family
     for name, family in _FAMILIES.items()
     for end in ("Model", "ForMaskedLM", "ForPreTraining", CLASSIFIER)
+    if end != CLASSIFIER or family.head is not None
 }
 """By the name in config.json's `architectures`."""
 
@@ -203,14 +262,15 @@ class EncoderRotary:
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """Sizes and arithmetic of one text encoder. `max_position`: tokens of the longest text.
+    """Sizes and arithmetic of one encoder. `max_position`: tokens of the longest text, or rows of
+    an image.
 
     `has_bias`: of the linear layers of attention and MLP. `norm_bias`: of the norms.
     `relative_buckets`: of a bias on scores by distance; 0 without. `head_bias`: of a classifier's
     first layer. `pools_mean`: a classifier reads the mean of all rows, not the first.
     """
 
-    architecture: str
+    family: EncoderFamily
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -235,7 +295,11 @@ class EncoderShape:
         architecture = encoder_architecture(config)
         if architecture is None:
             raise SizingError("config.json: architectures names no text encoder that is built.")
-        family = ENCODERS[architecture]
+        return EncoderShape.of(config, ENCODERS[architecture])
+
+    @staticmethod
+    def of(config: Mapping[str, object], family: EncoderFamily) -> "EncoderShape":
+        """The shape of a model, or of a part of one, of this family; raises SizingError."""
         values = _values(config, family)
         hidden_size, num_heads = (
             positive(values, "hidden_size"),
@@ -247,32 +311,32 @@ class EncoderShape:
                 f"num_attention_heads {num_heads}."
             )
         num_layers = positive(values, "num_hidden_layers", most=MAX_LAYERS)
-        is_modern = family.pre_norm
+        is_modern, has_bias = family.is_modern, not family.is_rotary
         return EncoderShape(
-            architecture=architecture,
+            family=family,
             num_layers=num_layers,
             hidden_size=hidden_size,
             num_heads=num_heads,
             intermediate_size=positive(values, "intermediate_size"),
-            vocab_size=positive(values, "vocab_size"),
+            vocab_size=positive(values, "vocab_size") if family.words else 0,
             max_position=_max_position(values, family),
             type_vocab_size=positive(values, "type_vocab_size", 2) if family.types else 0,
             norm_eps=_number(values, "layer_norm_eps", 1e-12),
             activation=_activation(values),
             dtype=dtype_of(config),
-            attention_bias=not is_modern or values.get("attention_bias") is True,
-            mlp_bias=not is_modern or values.get("mlp_bias") is True,
+            attention_bias=has_bias and (not is_modern or values.get("attention_bias") is True),
+            mlp_bias=has_bias and (not is_modern or values.get("mlp_bias") is True),
             norm_bias=not is_modern or values.get("norm_bias") is True,
             head_bias=not is_modern or values.get("classifier_bias") is True,
             pools_mean=_pools_mean(values),
             relative_buckets=_buckets(values) if family.relative_bias else 0,
-            rotary=_rotary(values, num_layers) if is_modern else None,
+            rotary=_rotary(values, num_layers, family),
         )
 
     @property
-    def family(self) -> EncoderFamily:
-        """The architecture's differences from BERT."""
-        return ENCODERS[self.architecture]
+    def default_len(self) -> int:
+        """As `max_position`."""
+        return self.max_position
 
     @property
     def head_dim(self) -> int:
@@ -314,6 +378,9 @@ def _values(config: Mapping[str, object], family: EncoderFamily) -> dict[str, ob
     values |= {name: value for name, value in named.items() if value is not None}
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise SizingError("config.json: position_embedding_type is built for absolute only.")
+    for name, refused in family.refused.items():
+        if values.get(name) in refused:
+            raise SizingError(f"config.json: {name} {str(values[name]).lower()} is not built.")
     if values.get("quantization_config") is not None:
         raise SizingError("config.json: quantization_config is not supported.")
     return values
@@ -342,6 +409,7 @@ def _max_position(values: Mapping[str, object], family: EncoderFamily) -> int:
 
 def _activation(values: Mapping[str, object]) -> Activation:
     asked = values.get("hidden_act")
+    asked = "silu" if asked == "swiglu" else asked
     built: tuple[Activation, ...] = get_args(Activation)
     for activation in built:
         if asked == activation:
@@ -356,7 +424,20 @@ def _number(values: Mapping[str, object], name: str, default: float) -> float:
     return float(value)
 
 
-def _rotary(values: Mapping[str, object], num_layers: int) -> EncoderRotary:
+def _rotary(
+    values: Mapping[str, object], num_layers: int, family: EncoderFamily
+) -> EncoderRotary | None:
+    if family.is_rotary:
+        scaling = values.get("rotary_scaling_factor")
+        if scaling is not None or values.get("rotary_emb_fraction", 1) != 1:
+            raise SizingError("config.json: rotary_scaling_factor and _fraction are not built.")
+        own = values.get("rope_parameters")
+        theta = _own_theta(own if isinstance(own, Mapping) else {}, values, "rotary_emb_base")
+        return EncoderRotary(theta, theta, 0, frozenset())
+    return _modern_rotary(values, num_layers) if family.is_modern else None
+
+
+def _modern_rotary(values: Mapping[str, object], num_layers: int) -> EncoderRotary:
     """ModernBERT's: `layer_types` and `rope_parameters`, or the names of older checkpoints."""
     kinds = values.get("layer_types")
     if kinds is None:
@@ -379,8 +460,11 @@ def _rotary(values: Mapping[str, object], num_layers: int) -> EncoderRotary:
 def _theta(values: Mapping[str, object], kind: str, old: str) -> float:
     rope = values.get("rope_parameters")
     own = rope.get(kind) if isinstance(rope, Mapping) else None
-    if not isinstance(own, Mapping):
-        return _number(values, old, 10_000.0)
-    if own.get("rope_type", "default") != "default":
+    return _own_theta(own if isinstance(own, Mapping) else {}, values, old)
+
+
+def _own_theta(rope: Mapping[str, object], values: Mapping[str, object], old: str) -> float:
+    """The base in `rope`, or under its `old` name."""
+    if rope.get("rope_type", "default") != "default":
         raise SizingError("config.json: rope_parameters are built for rope_type default only.")
-    return _number({**own}, "rope_theta", _number(values, old, 10_000.0))
+    return _number(rope, "rope_theta", _number(values, old, 10_000.0))

@@ -52,7 +52,8 @@ class Dense:
 class Sentence:
     """From tokens to a vector. `modes`: poolings, concatenated. `behind`: what follows, in order;
     None is a normalisation. `include_prompt`: False if the prompt's tokens are not pooled.
-    `prompts`: texts in front of a text, by name."""
+    `prompts`: texts in front of a text, by name. `is_padded`: texts have `max_seq_length` tokens,
+    behind them the one for padding. `lacks_punctuation`: it is left out of texts."""
 
     modes: tuple[Pooling, ...] = ("mean",)
     include_prompt: bool = True
@@ -61,6 +62,8 @@ class Sentence:
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    is_padded: bool = False
+    lacks_punctuation: bool = False
 
     @staticmethod
     def read(source: Source, hidden_size: int) -> "Sentence":
@@ -197,11 +200,14 @@ def _prompts(source: Source) -> tuple[Mapping[str, str], str | None]:
     return prompts, default
 
 
+def tokenizer_config(source: Source) -> Mapping[str, object]:
+    """tokenizer_config.json; empty if there is none. Raises CheckpointError."""
+    return _read(source, "", TOKENIZER) if TOKENIZER in source.names() else {}
+
+
 def tokenizer_length(source: Source) -> int | None:
     """model_max_length, where version 5.4 and later keep the length; a huge number means none."""
-    if TOKENIZER not in source.names():
-        return None
-    most = _read(source, "", TOKENIZER).get("model_max_length")
+    most = tokenizer_config(source).get("model_max_length")
     if isinstance(most, int) and not isinstance(most, bool) and 0 < most <= MAX_WIDTH:
         return most
     return None

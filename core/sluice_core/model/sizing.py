@@ -217,6 +217,13 @@ class MemoryPlan:
     def explain(self) -> str:
         """The arithmetic in one sentence."""
         left = self.usable_bytes - self.fixed_bytes
+        if not self.kv_bytes_per_token:
+            return (
+                f"{self.utilization:g} x {_size(self.total_bytes)} - weights "
+                f"{_size(self.weights_bytes)} - a step {_size(self.activation_bytes)} - workspace "
+                f"{_size(self.workspace_bytes)} - reserve {_size(self.reserve_bytes)} = "
+                f"{_size(left)}; no KV cache is needed."
+            )
         return (
             f"{self.utilization:g} x {_size(self.total_bytes)} - weights "
             f"{_size(self.weights_bytes)} - activations {_size(self.activation_bytes)} - workspace "
@@ -388,10 +395,14 @@ def overflow_share(num_seqs: int, kv_tokens: int, mean: float, sigma: float) -> 
     return 0.5 * math.erfc(spare / spread / math.sqrt(2))
 
 
-def advice(plan: MemoryPlan, shape: ModelShape) -> str:
-    """The change that would make a plan fit, in one sentence with numbers; empty if it fits."""
+def advice(plan: MemoryPlan, shape: ModelShape | None = None) -> str:
+    """The change that would make a plan fit, in one sentence with numbers; empty if it fits.
+    `shape`: None without a KV cache."""
     if plan.fits:
         return ""
+    if shape is None or not plan.kv_bytes_per_token:
+        more = [*_larger_share(plan, plan.fixed_bytes), _more_memory(plan, plan.fixed_bytes)]
+        return f"It would fit with {' or '.join(more)} or with a smaller max_num_batched_tokens."
     least = blocks_for(plan.max_model_len, plan.block_size)
     left = (plan.usable_bytes - plan.fixed_bytes) // plan.kv_bytes_per_token // plan.block_size
     if plan.num_blocks < left:  # a person fixed their number: more memory would bring no more

@@ -32,6 +32,7 @@ _FIRST_BYTES = 64 << 10
 _MAX_SHARDS = 1000
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_PACKED = {"F64": "<d", "F32": "<f", "F16": "<e"}
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 Header = Mapping[str, object]
@@ -186,6 +187,32 @@ def asked_bytes(source: Source, name: str) -> int:
     places = [place for entry in entries if isinstance(place := entry.get("data_offsets"), list)]
     ends = [end for place in places for end in place if isinstance(end, int)]
     return 8 + int(length) + max(ends, default=0)
+
+
+def read_number(weights: Weights, name: str) -> float:
+    """The one number of a tensor of one element, in any floating type; CheckpointError."""
+    for file, header in weights.headers():
+        entry = header.get(name)
+        if isinstance(entry, Mapping):
+            start, end = _place(weights.source, file, entry)
+            data = weights.source.read(file, start, end - start)
+            kind = str(entry.get("dtype"))
+            if kind == "BF16":
+                kind, data = "F32", b"\0\0" + data  # its first half
+            if kind in _PACKED and len(data) == struct.calcsize(_PACKED[kind]):
+                return float(struct.unpack(_PACKED[kind], data)[0])
+            raise CheckpointError(f"{file}: tensor {name} is not one floating number.")
+    raise CheckpointError(f"{weights.source.title}: tensor {name} is missing.")
+
+
+def _place(source: Source, file: str, entry: Mapping[str, object]) -> tuple[int, int]:
+    """First byte of a tensor in its file, and the one behind it; at most eight are taken."""
+    (length,) = struct.unpack("<Q", source.read(file, 0, 8))
+    offsets = entry.get("data_offsets")
+    start, end = offsets if isinstance(offsets, list) and len(offsets) == 2 else (0, 0)
+    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= start + 8):
+        raise CheckpointError(f"{file}: a tensor of one number has no place.")
+    return 8 + int(length) + start, 8 + int(length) + end
 
 
 def _dtype(header: Header, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a checkpoint is for: text, vectors of texts, or classes of texts. Pure."""
+"""What a checkpoint is for: text, or vectors or classes of texts and images. Pure."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -8,6 +8,7 @@ from .architecture import ModelShape, SizingError
 from .encoders import CLASSIFIER, ENCODERS, EncoderShape, encoder_architecture
 from .families import FAMILIES
 from .files import Source
+from .images import ImageShape, JointShape, image_shape, image_task, read_captions
 from .sentence import MODULES, Sentence, scores_tokens, tokenizer_length
 
 Task = Literal["generate", "embed", "classify"]
@@ -23,6 +24,8 @@ def task_of(source: Source, config: Mapping[str, object]) -> Task:
     """The task of a checkpoint. A decoder makes vectors if it has no head, or if
     sentence-transformers' modules lie beside it, as in vLLM; classes if one is LogitScore."""
     name = _name(config)
+    if (task := image_task(name)) is not None:
+        return task
     if name.endswith(CLASSIFIER) and (name in ENCODERS or name in _CLASSIFYING):
         return "classify"
     if name in FAMILIES and MODULES in source.names():
@@ -37,8 +40,22 @@ def without_head(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**config, "architectures": [usual], "tie_word_embeddings": True}
 
 
-def text_shape(config: Mapping[str, object]) -> EncoderShape | ModelShape:
+Shape = EncoderShape | ModelShape | ImageShape | JointShape
+"""Of a model that makes vectors or classes."""
+
+
+def vector_shape(config: Mapping[str, object]) -> Shape:
     """The shape of a model that makes vectors or classes; raises UnsupportedModel."""
+    try:
+        if (shape := image_shape(config)) is not None:
+            return shape
+    except SizingError as error:
+        raise UnsupportedModel(str(error)) from error
+    return text_shape(config)
+
+
+def text_shape(config: Mapping[str, object]) -> EncoderShape | ModelShape:
+    """The shape of a model that reads texts alone; raises UnsupportedModel."""
     try:
         if encoder_architecture(config) is not None:
             return EncoderShape.from_config(config)
@@ -47,10 +64,12 @@ def text_shape(config: Mapping[str, object]) -> EncoderShape | ModelShape:
         raise UnsupportedModel(str(error)) from error
 
 
-def read_sentence(task: Task, source: Source, hidden_size: int) -> Sentence:
+def read_sentence(task: Task, source: Source, shape: Shape) -> Sentence:
     """How a checkpoint reads its texts, and makes vectors of them if that is its task."""
+    if isinstance(shape, JointShape):
+        return read_captions(source, shape)
     if task == "embed":
-        return Sentence.read(source, hidden_size)
+        return Sentence.read(source, shape.hidden_size)
     return Sentence(max_seq_length=tokenizer_length(source))
 
 

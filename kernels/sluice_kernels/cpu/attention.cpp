@@ -1,4 +1,5 @@
-// Attention over paged keys and values, the same for chunks of prompts and for single new tokens.
+// Attention over paged keys and values, the same for chunks of prompts and for single new tokens; and
+// over texts that lie behind each other, whose keys and values are in their own rows.
 //
 // Queries and the heads that share a key/value head are the rows of a tile. The slots that they see
 // are brought into order SLOTS at a time (keys transposed, values paired: in the first cache level)
@@ -25,6 +26,20 @@ struct Call {
   const int64_t *tables, *starts, *offsets;
   int num_seqs, num_pages, query_stride, num_heads, num_kv_heads, head_dim, block_size, window;
   float scale, softcap;
+  bool in_rows = false, both_sides = false;
+
+  int start(int seq) const { return in_rows ? 0 : starts[seq]; }
+  int total(int seq) const { return offsets[seq + 1] - offsets[seq]; }
+  // From a slot's keys to those of the next head.
+  size_t head_size() const { return in_rows ? head_dim : (size_t)block_size * head_dim; }
+  // Slots [first_seen, last_seen) are seen from a place; a window is on each side, or ends there.
+  int first_seen(int place) const {
+    return window ? std::max(place - window + !both_sides, 0) : 0;
+  }
+  int last_seen(int seq, int place) const {
+    if (!both_sides) return place + 1;
+    return window ? std::min(place + window + 1, total(seq)) : total(seq);
+  }
 };
 
 // Queries [first, first + count) of a sequence, key/value heads [head, head + num_heads), slots
@@ -51,6 +66,12 @@ struct Scratch {
 // Where the keys of each slot in [begin, end) begin; values lie a page of all heads behind.
 template <class T>
 void find(const Call& call, const Item& item, int begin, int end, const T** slots) {
+  if (call.in_rows) {
+    const size_t row = call.offsets[item.seq] + begin, stride = call.query_stride;
+    const T* keys = (const T*)call.cache + row * stride + (size_t)item.head * call.head_dim;
+    for (int at = begin; at < end; at++, keys += stride) *slots++ = keys;
+    return;
+  }
   const int64_t* table = call.tables + (size_t)item.seq * call.num_pages;
   for (int at = begin; at < end;) {
     int page = at / call.block_size, slot = at % call.block_size;
@@ -228,7 +249,7 @@ struct Work {
   Scratch& scratch;
   const int group = call.num_heads / call.num_kv_heads, rows = item.count * group;
   const int words = call.head_dim / PER_WORD<T>, width = padded(call.head_dim);
-  const size_t head_size = (size_t)call.block_size * call.head_dim;
+  const size_t head_size = call.head_size();
   Tiles tiles{sizeof(T) == 2 && words % TILE == 0};
   const bool few = tiles.used && rows <= TILE;
   const int whole = tiles.used && !few ? (rows + TILE - 1) / TILE * TILE : rows;
@@ -295,8 +316,8 @@ struct Work {
 
   void soften_row(int first_row, int row, int base, int num_slots) {
     State& state = scratch.state;
-    const int at = first_row + row, start = call.starts[item.seq] + item.first;
-    const int end = start + row / group + 1, begin = call.window ? end - call.window : 0;
+    const int at = first_row + row, place = call.start(item.seq) + item.first + row / group;
+    const int begin = call.first_seen(place), end = call.last_seen(item.seq, place);
     const float kept = soften<T>(call, scratch.scores.data() + row * SLOTS, num_slots, begin - base,
                                  std::min(end, item.end) - base, &state.top[at], &state.sum[at],
                                  (T*)scratch.weights.data() + row * SLOTS);
@@ -373,15 +394,15 @@ std::vector<Item> tiles_of(const Call& call, int num_threads) {
   std::vector<Item> tiles;
   const int most = std::max(MAX_ROWS / (call.num_heads / call.num_kv_heads), 1);
   int64_t all = 0;
-  for (int seq = 0; seq < call.num_seqs; seq++) all += call.starts[seq] + 1;
+  for (int seq = 0; seq < call.num_seqs; seq++) all += call.start(seq) + 1;
   for (int seq = 0; seq < call.num_seqs; seq++) {
-    const int total = call.offsets[seq + 1] - call.offsets[seq], start = call.starts[seq];
+    const int total = call.total(seq), start = call.start(seq);
     const bool is_part = total == 1 && 2 * num_threads * (start + 1LL) <= all;
     const int together = is_part ? call.num_kv_heads : 1;
     for (int first = 0; first < total; first += most)
       for (int head = 0; head < call.num_kv_heads; head += together) {
-        const int count = std::min(most, total - first), end = start + first + count;
-        const int begin = call.window ? std::max(start + first + 1 - call.window, 0) : 0;
+        const int count = std::min(most, total - first), place = start + first;
+        const int begin = call.first_seen(place), end = call.last_seen(seq, place + count - 1);
         tiles.push_back({seq, first, count, head, together, begin, end, 0, 1});
       }
   }
@@ -441,5 +462,14 @@ extern "C" void paged_attention(int is_bf16, int num_threads, const void* query,
                                 int block_size, int window, float scale, float softcap) {
   Call call{query,     cache,        out,       tables,   starts,     offsets, num_seqs, num_pages,
             query_stride, num_heads, num_kv_heads, head_dim, block_size, window, scale,   softcap};
+  is_bf16 ? run<bf16>(call, num_threads) : run<float>(call, num_threads);
+}
+
+extern "C" void text_attention(int is_bf16, int num_threads, const void* query, const void* keys,
+                               void* out, const int64_t* offsets, int num_texts, int stride,
+                               int num_heads, int head_dim, int window, int is_causal,
+                               float scale) {
+  Call call{query, keys, out, nullptr, nullptr, offsets, num_texts, 0, stride, num_heads, num_heads,
+            head_dim, 0, window, scale, 0.0f, true, !is_causal};
   is_bf16 ? run<bf16>(call, num_threads) : run<float>(call, num_threads);
 }

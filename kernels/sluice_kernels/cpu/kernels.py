@@ -92,6 +92,26 @@ class CppKernels:
         )
         return out
 
+    def plan_texts(self, offsets: Tensor, like: Tensor) -> Tensor:
+        return offsets
+
+    def text_attention(
+        self, qkv: Tensor, plan: object, window: int | None, *, is_causal: bool
+    ) -> Tensor:
+        assert isinstance(plan, Tensor)
+        num_rows, _, num_heads, head_dim = qkv.shape
+        out = torch.empty(num_rows, num_heads * head_dim, dtype=qkv.dtype)
+        if num_rows > (num_tokens := int(plan[-1])):
+            out[num_tokens:] = 0
+        self.library.call(
+            "text_attention",
+            qkv.dtype,
+            *(qkv.data_ptr(), qkv[:, 1].data_ptr(), out.data_ptr(), plan.data_ptr()),
+            *(len(plan) - 1, qkv.stride(0), num_heads, head_dim, window or 0, is_causal),
+            head_dim**-0.5,
+        )
+        return out
+
     def stack(self, layers: Sequence[LayerParts]) -> LayerStack | None:
         # Rows that are added for oneDNN have no place in the cache.
         return stack_of(layers, self.library) if self.round_rows is int else None

@@ -13,6 +13,7 @@ _P, _I, _F = c_void_p, c_int, c_float
 # After is_bf16 and num_threads, as the sources declare them.
 _SIGNATURES = {
     "paged_attention": [*6 * [_P], *8 * [_I], _F, _F],
+    "text_attention": [*4 * [_P], *6 * [_I], _F],
     "add_norm": [*4 * [_P], _I, _I, _F],
     "rope_and_store": [*6 * [_P], *5 * [_I], _F],
     "gate": [_I, _P, _P, _I, _I],

@@ -12,6 +12,7 @@ from .decode import Splits, choose_splits, decode
 from .gated import gated
 from .prefill import cut_tiles, prefill, tile_tokens
 from .rotate_store import rotate_store
+from .texts import cut_texts, rows_per_tile, text_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,16 @@ class TritonKernels:
             part, to = query[:num_decodes], out[:num_decodes]
             decode(part, plan.lengths, *given, splits=plan.splits, out=to)
         return out
+
+    def plan_texts(self, offsets: Tensor, like: Tensor) -> Tensor:
+        tiles = cut_texts(offsets.tolist(), rows_per_tile(like.element_size()))
+        return upload(torch.from_numpy(tiles), like.device)
+
+    def text_attention(
+        self, qkv: Tensor, plan: object, window: int | None, *, is_causal: bool
+    ) -> Tensor:
+        assert isinstance(plan, Tensor)
+        return text_attention(qkv, plan, window, is_causal=is_causal)
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:

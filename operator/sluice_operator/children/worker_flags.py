@@ -21,7 +21,8 @@ def worker_flags(
 
     `capacity`: None lets it size itself.
     """
-    has_gpu = spec.hardware.accelerator == "nvidia"
+    has_gpu, writes = spec.hardware.accelerator == "nvidia", spec.model.task == "Generate"
+    drafts = spec.batching.speculation == "Auto"
     return flags(
         {
             **start,
@@ -34,7 +35,7 @@ def worker_flags(
             "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
             "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
             **frontend,
-            "no-enable-prefix-caching": not spec.batching.prefix_caching,
-            "speculative-config": _SPECULATION if spec.batching.speculation == "Auto" else None,
+            "no-enable-prefix-caching": writes and not spec.batching.prefix_caching,
+            "speculative-config": _SPECULATION if writes and drafts else None,
         }
     )

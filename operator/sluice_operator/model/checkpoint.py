@@ -9,16 +9,24 @@ from pathlib import Path
 
 from sluice_core.errors import CheckpointError
 from sluice_core.model.files import Directory, Source
+from sluice_core.model.images import ImageShape, JointShape, Pixels
 from sluice_core.model.sizing import (
     DTYPE_BYTES,
     HEAD,
     MOST_BYTES,
+    MemoryPlan,
+    MemoryRequest,
     ModelShape,
     SizingError,
-    resolve_dtype,
+    advice,
+    bytes_saved,
+    host_memory_bytes,
+    plan_memory,
     safetensors_header_bytes,
 )
 from sluice_core.model.stored import INDEX, Weights, read_config, with_stored_dtype
+from sluice_core.model.tasks import Shape, Task, task_of, vector_shape
+from sluice_core.model.vectors import host_bytes, plan_vectors, runs_as
 
 from .disk import Download
 
@@ -30,19 +38,52 @@ class ModelFacts:
     """Facts about a model before any pod. `weights_bytes`: in `dtype`, as it would run.
 
     `commit`: the commit of a hub model's revision; "" elsewhere. `download`: of a hub's model.
+    `pixel_bytes`: of an image, for a model that reads them.
     """
 
-    shape: ModelShape
+    shape: Shape
     dtype: str
     weights_bytes: int
     num_parameters: int
     commit: str = ""
     download: Download = Download()
+    task: Task = "generate"
+    pixel_bytes: int = 0
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of the weights in the checkpoint's files."""
         return self.num_parameters * DTYPE_BYTES[self.shape.dtype]
+
+    @property
+    def _with_cache(self) -> ModelShape | None:
+        """The shape of a model with a KV cache."""
+        shape = self.shape if self.task == "generate" else None
+        return shape if isinstance(shape, ModelShape) else None
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host that loading onto a GPU takes."""
+        dtype_bytes, shape = DTYPE_BYTES[self.dtype], self._with_cache
+        return (
+            host_memory_bytes(shape, dtype_bytes) if shape else host_bytes(self.shape, dtype_bytes)
+        )
+
+    def bytes_saved(self, quantization: str | None) -> int:
+        """Bytes of the weights that quantisation saves, as far as it is known."""
+        shape = self._with_cache
+        return bytes_saved(shape, self.dtype, quantization) if shape else 0
+
+    def plan(self, asked: MemoryRequest) -> MemoryPlan:
+        """The memory of one pod; raises SizingError."""
+        shape = self._with_cache
+        if shape is None:
+            return plan_vectors(self.shape, asked, self.pixel_bytes)
+        return plan_memory(shape, asked)
+
+    def advice(self, plan: MemoryPlan) -> str:
+        """What would make `plan` fit."""
+        return advice(plan, self._with_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +124,31 @@ def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> ModelFacts | Unre
 def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> ModelFacts:
     """The facts in the files of `source`; raises as `read` does."""
     config = read_config(source)
-    ModelShape.from_config(config)  # an unsupported model is reported before a missing file
+    task = task_of(source, config)
+    _shape(task, config)  # an unsupported model is reported before a missing file
     weights = Weights.of(source)
-    shape = ModelShape.from_config(with_stored_dtype(config, weights))
-    runs_as = resolve_dtype(dtype, shape, on_cpu=on_cpu)
-    stored, converted = _num_bytes(weights, shape, DTYPE_BYTES[runs_as])
+    shape = _shape(task, with_stored_dtype(config, weights))
+    runs = runs_as(dtype, shape, on_cpu=on_cpu)
+    stored, converted = _num_bytes(weights, shape, DTYPE_BYTES[runs])
     if max(stored, converted) > MOST_BYTES:
         raise CheckpointError(f"{source.title} claims tensors of over {MOST_BYTES >> 50} PiB.")
-    return ModelFacts(shape, runs_as, converted, stored // DTYPE_BYTES[shape.dtype], commit)
+    images = shape.images if isinstance(shape, JointShape) else shape
+    return ModelFacts(
+        shape,
+        runs,
+        converted,
+        stored // DTYPE_BYTES[shape.dtype],
+        commit,
+        task=task,
+        pixel_bytes=Pixels.read(source, images).num_bytes if isinstance(images, ImageShape) else 0,
+    )
 
 
-def _num_bytes(weights: Weights, shape: ModelShape, wanted: int) -> tuple[int, int]:
+def _shape(task: Task, config: Mapping[str, object]) -> Shape:
+    return ModelShape.from_config(config) if task == "generate" else vector_shape(config)
+
+
+def _num_bytes(weights: Weights, shape: Shape, wanted: int) -> tuple[int, int]:
     """Bytes of the model's tensors in its own dtype and at `wanted` bytes per element.
 
     They come from the files' headers if those are there, else from the index's total_size.
@@ -101,12 +156,13 @@ def _num_bytes(weights: Weights, shape: ModelShape, wanted: int) -> tuple[int, i
     own = DTYPE_BYTES[shape.dtype]
     if not weights.has_headers:
         num_elements = _total_size(weights.index) // DTYPE_BYTES.get(weights.dtype or "", own)
-        if not shape.holds(HEAD) and HEAD in weights.weight_map:
+        if isinstance(shape, ModelShape) and not shape.holds(HEAD) and HEAD in weights.weight_map:
             num_elements -= shape.vocab_size * shape.hidden_size
         return num_elements * own, num_elements * wanted
+    holds = shape.holds if isinstance(shape, ModelShape) else lambda name: True
     totals = [0, 0]
     for file, every in weights.headers():
-        header = {name: entry for name, entry in every.items() if shape.holds(name)}
+        header = {name: entry for name, entry in every.items() if holds(name)}
         try:
             totals[0] += safetensors_header_bytes(header, own)
             totals[1] += safetensors_header_bytes(header, wanted)

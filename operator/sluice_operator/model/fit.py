@@ -5,6 +5,7 @@ from typing import Literal
 
 from sluice_core.bounded import count
 from sluice_core.engines import FOREIGN
+from sluice_core.model.images import ImageShape, JointShape
 from sluice_core.model.sizing import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_BLOCK_SIZE,
@@ -13,15 +14,11 @@ from sluice_core.model.sizing import (
     MemoryPlan,
     MemoryRequest,
     SizingError,
-    advice,
-    bytes_saved,
-    host_memory_bytes,
     most_sequences,
-    plan_memory,
 )
 
 from ..reasons import Reason
-from ..spec.service import EngineName, Spec
+from ..spec.service import EngineName, Spec, Task
 from .checkpoint import ModelFacts, Refused, Unread
 from .disk import with_spare
 
@@ -75,6 +72,11 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
         return _unread(found, spec.engine.name)
     if isinstance(found, Refused):
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
+    if engine and found.task != "generate":
+        return _left_to_the_engine(f"{spec.engine.name} sizes itself for {spec.model.task}")
+    if not engine and spec.model.task not in (possible := _tasks(found)):
+        message = f"spec.model.task is {spec.model.task}, and the checkpoint is for "
+        return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, f"{message}{' or '.join(possible)}.")
     try:
         memory = _plan(spec, found)
     except SizingError as e:
@@ -83,8 +85,23 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
         return Fit("False", Reason.IMPOSSIBLE_SIZE, str(e), None, found)
     if memory.fits:
         return Fit("True", Reason.FITS, memory.explain(), memory, found)
-    message = f"{memory.explain()} {advice(memory, found.shape)}"
+    message = f"{memory.explain()} {found.advice(memory)}"
     return Fit("False", Reason.INSUFFICIENT_MEMORY, message, memory, found)
+
+
+def _tasks(found: ModelFacts) -> tuple[Task, ...]:
+    """The tasks that our engine does with a checkpoint."""
+    reads_texts = not isinstance(found.shape, ImageShape)
+    reads_images = isinstance(found.shape, ImageShape | JointShape)
+    match found.task:
+        case "generate":
+            return ("Generate",)
+        case "classify":
+            return ("Classify", "Score") if reads_texts else ("ImageClassify",)
+        case "embed" if not reads_images:
+            return ("Embed",)
+        case "embed":
+            return ("Embed", "ImageEmbed", "ImageClassify") if reads_texts else ("ImageEmbed",)
 
 
 def _unread(found: Unread, engine: EngineName) -> Fit:
@@ -123,20 +140,18 @@ def _budget(spec: Spec) -> int:
 def loading_bytes(fit: Fit) -> int:
     """Host memory in which a pod with a GPU loads the model."""
     found = fit.checkpoint
-    return host_memory_bytes(found.shape, DTYPE_BYTES[found.dtype]) if found else HOST_BYTES
+    return found.host_bytes if found else HOST_BYTES
 
 
 def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
     device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.accelerator == "nvidia" else "cpu"
     is_ours = spec.engine.name == "Sluice"
     quantization = _argument(spec, "quantization") if is_ours else None
-    saved = bytes_saved(found.shape, found.dtype, quantization)
-    return plan_memory(
-        found.shape,
+    return found.plan(
         MemoryRequest(
             total_bytes=spec.hardware.memory_bytes,
             utilization=spec.batching.memory_utilization,
-            weights_bytes=found.weights_bytes - saved,
+            weights_bytes=found.weights_bytes - found.bytes_saved(quantization),
             max_num_batched_tokens=_budget(spec),
             max_model_len=spec.model.max_model_len or found.shape.default_len,
             block_size=_number(spec, "block-size") or DEFAULT_BLOCK_SIZE[device],
@@ -144,7 +159,7 @@ def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
             max_num_seqs=spec.batching.max_num_seqs,
             device=device,
             num_blocks=_number(spec, "num-gpu-blocks-override"),
-        ),
+        )
     )
 
 

@@ -126,4 +126,7 @@ SPEC_RULES: Final = {
         "batching.prefixCaching: it cannot be switched off in Ollama, and is in the args of Custom",
     f"{_is('Sluice')} || self.batching.speculation == 'Auto'":
         "batching.speculation: other engines draft only where their args say",
+    "!has(self.slo) || self.model.task == 'Generate' || "
+    "(!has(self.slo.timeToFirstToken) && !has(self.slo.interTokenLatency))":
+        "slo: first tokens and gaps are of task Generate; other tasks have endToEnd",
 }  # fmt: skip

@@ -32,7 +32,6 @@ RULES: Final[dict[str, dict[str, str]]] = {
     "spec": SPEC_RULES,
     "spec.apiKeySecretRef.name": _IS_NAME,
     "spec.model": {
-        "self.task == 'Generate'": "task: only Generate is built yet",
         "self.uri.startsWith('hf://') || "
         "(!has(self.revision) && !has(self.secretRef) && !has(self.cache))":
             "revision, secretRef and cache belong to hf:// models only",

@@ -78,7 +78,7 @@ class Model(SpecObject, frozen=True):
     uri: The checkpoint: hf://OWNER/NAME, pvc://CLAIM/PATH, or file:///models/NAME in the image.
     revision: Branch, tag or commit of an hf:// model.
     name: The `model` of the OpenAI API; left out, the object's name.
-    task: What it does; only Generate is built yet.
+    task: What the checkpoint is for. Only Generate has first tokens and gaps; others have an end.
     dtype: Type of weights and KV cache.
     maxModelLen: Longest prompt plus output in tokens; left out, the checkpoint's own (before
       longrope).

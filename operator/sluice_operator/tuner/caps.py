@@ -7,7 +7,7 @@ from math import ceil, floor, inf, sqrt
 import msgspec
 from sluice_core import sketch
 from sluice_core.contract import TICK_SECONDS
-from sluice_core.latency import TARGET_MARGIN, StepTime
+from sluice_core.latency import STEPS_TO_END, TARGET_MARGIN, StepTime
 from sluice_core.model.sizing import carried_sequences
 
 from ..reasons import Reason
@@ -445,7 +445,7 @@ def sequences_in_time(context: Context) -> float:
     due_ms, work = context.seen.targets.e2e_ms, context.work
     if context.model is None or due_ms is None or not work.lengths_known:
         return inf
-    due_ms *= TARGET_MARGIN
+    due_ms *= TARGET_MARGIN / (STEPS_TO_END if work.is_encoding else 1)
     most = context.model.most_within(due_ms, work.output_steps, work.prompt_tokens)
     return most if most >= 1 else inf
 

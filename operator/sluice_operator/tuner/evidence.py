@@ -212,7 +212,8 @@ class Workload:
     `prompt_tokens`: means per request, the prompt without what the prefix cache gave.
     `output_steps`: steps that bring its output, fewer with speculation. `total_tokens`,
     `total_sigma`, `num_totals`: mean, standard deviation and number of whole lengths observed.
-    `context_tokens`: mean KV tokens of a running sequence. `decodes`, `prefill_tokens`: means per
+    `context_tokens`: mean KV tokens of a running sequence. `is_encoding`: nothing is written, each
+    request is done by one step. `decodes`, `prefill_tokens`: means per
     step. `throttled_share`: of the busy time. `waiting_cap`, `waiting_kv`: now, over all pods.
     """
 
@@ -224,6 +225,7 @@ class Workload:
     total_sigma: float
     num_totals: int
     context_tokens: float
+    is_encoding: bool
     decodes: float
     prefill_tokens: float
     throttled_share: float
@@ -261,6 +263,7 @@ def describe_work(pods: Sequence[HeardPod]) -> Workload:
         total_sigma=lengths.sigma,
         num_totals=lengths.n,
         context_tokens=max(total - output / 2, 1.0),
+        is_encoding=known and not any(map(_writes, telling)),
         decodes=sum(tick.decodes for tick in ticks) / steps if steps else 0.0,
         prefill_tokens=sum(tick.prefill_tokens for tick in ticks) / steps if steps else 0.0,
         throttled_share=sum(t.throttled_s for t in ticks) / busy_s if busy_s else 0.0,
@@ -329,10 +332,14 @@ def _steps_per_token(spans: Sequence[Sequence[Tick]]) -> float:
     return min(steps / generated, 1.0) if generated and decodes else 1.0
 
 
+def _writes(ticks: Sequence[Tick]) -> bool:
+    return num_begun(ticks) > 0 or any(tick.generated_tokens for tick in ticks)
+
+
 def _prompt_tokens(spans: Sequence[Sequence[Tick]]) -> float:
-    """Prompt tokens computed per request whose first token came."""
+    """Prompt tokens computed per request whose first token came, or that ended where none come."""
     computed = sum(tick.prefill_tokens for ticks in spans for tick in ticks)
-    begun = sum(map(num_begun, spans))
+    begun = sum(map(num_begun, spans)) or _num_finished(spans)
     return computed / begun if begun else k.DEFAULT_PROMPT_TOKENS
 
 

@@ -113,7 +113,7 @@ def _vllm(site: Site) -> None:
         site.run("sh", "-c", f"cd debian && apt-get download {TCMALLOC} && dpkg-deb -x *.deb .")
 
 
-def _transformers(site: Site) -> None:
+def _packages(site: Site) -> None:
     _environment(site)
 
 
@@ -163,7 +163,9 @@ def _ollama(site: Site) -> None:
 
 RECIPES: dict[str, Callable[[Site], None]] = {
     "vllm": _vllm,
-    "transformers": _transformers,
+    "transformers": _packages,
+    "infinity": _packages,
+    "onnx": _packages,
     "llama.cpp": _llama,
     "ollama": _ollama,
 }

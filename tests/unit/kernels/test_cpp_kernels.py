@@ -482,3 +482,42 @@ def test_bytes_of_rows_equal_the_reference(
         cpp.library.scale_(ours, scales, added)
         PlainByteRows().scale_(theirs, scales, added)
         torch.testing.assert_close(ours, theirs)
+
+
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 7, 8, 63, 64, 65, 130, 300]), min_size=1, max_size=6),
+    num_heads=st.integers(1, 5),
+    head_dim=st.sampled_from([2, 8, 12, 32, 64, 66]),
+    window=st.sampled_from([None, 1, 5, 64]),
+    is_causal=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+@examples
+def test_texts_behind_each_other_see_themselves_alone(
+    cpp: CppKernels,
+    lengths: list[int],
+    num_heads: int,
+    head_dim: int,
+    window: int | None,
+    is_causal: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    num_rows, behind = sum(lengths), 3
+    qkv = torch.randn(num_rows + behind, 3, num_heads, head_dim, generator=generator).to(dtype)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    window = None if is_causal else window
+    plan = cpp.plan_texts(offsets, qkv)
+    ours = cpp.text_attention(qkv, plan, window, is_causal=is_causal)
+    assert not ours[num_rows:].any()
+    for start, length in zip(offsets.tolist(), lengths, strict=False):
+        q, k, v = qkv[start : start + length].float().permute(1, 2, 0, 3)
+        places = torch.arange(length)
+        distance = places[:, None] - places
+        seen = distance >= 0 if is_causal else distance.abs() <= (window or length)
+        scores = (q @ k.transpose(1, 2) * head_dim**-0.5).masked_fill(~seen, -torch.inf)
+        expected = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1)
+        found = ours[start : start + length].float()
+        assert torch.allclose(found, expected, atol=EXACT[dtype], rtol=EXACT[dtype])

@@ -17,6 +17,7 @@ from sluice_frontend.evidence.requests import RequestGroup, RequestTimer
 from sluice_frontend.http.bodies import Answers
 from sluice_frontend.http.clients import CLIENT
 from sluice_frontend.http.guards import ReadReply
+from sluice_frontend.http.offload import LARGE
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -143,15 +144,10 @@ async def _open(
 ) -> Encoding:
     facts = service.admission.check_open()
     service.admission.check_model(asked.model)
-    read = partial(
-        reader.read,
-        asked.inputs,
-        facts.max_model_len,
-        cut=_cut(asked.most_tokens, facts.max_model_len),
-        add_special_tokens=asked.add_special_tokens,
-        prompt_name=asked.prompt_name,
-    )
-    texts = await service.texts.result(num_bytes, read)
+    window = facts.max_model_len
+    read = partial(reader.read, asked, window, cut=_cut(asked.most_tokens, window))
+    size = LARGE + 1 if reader.has_images(asked) else num_bytes  # a few bytes may be many pixels
+    texts = await service.texts.result(size, read)
     if any(len(text.token_ids) == 0 for text in texts):
         raise RequestError("input has a text without tokens", param="input")
     work = Work(tuple(len(text.token_ids) for text in texts), client=client)
@@ -160,7 +156,8 @@ async def _open(
     for text in texts:
         name, num = service.next_id(), len(text.token_ids)
         timer = runtime.recorder.arrive(name, arrival_s, time.monotonic(), num, client=client)
-        message = Encode(name, packed(text.token_ids), text.num_skipped, text.num_second)
+        prompt = b"" if text.pixels else packed(text.token_ids)
+        message = Encode(name, prompt, text.num_skipped, text.num_second, text.pixels)
         service.client.submit(message, encoding.add(timer))
     return encoding
 

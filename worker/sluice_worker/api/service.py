@@ -14,12 +14,10 @@ from typing import TypeVar
 
 from msgspec import structs
 from sluice_core.errors import RequestError
-from sluice_core.model.classes import Classes
 from sluice_core.model.files import GENERATION_CONFIG, Directory, is_there, read_json
-from sluice_core.model.sentence import Sentence, TokenScore
 from sluice_core.model.sizing import READING_BYTES
 from sluice_core.model.stored import read_config
-from sluice_core.model.tasks import Task, read_sentence, task_of, text_shape
+from sluice_core.model.tasks import task_of
 from sluice_core.wire import Submit, packed
 from sluice_core.work import Sampling
 from sluice_frontend.api.fit import check_length, fit
@@ -49,11 +47,13 @@ from ..text.output import OutputText
 from ..text.pieces import Check, any_number
 from ..text.renderer import Templates
 from ..text.template import Pieces
+from ..text.texts import TextReader, Write
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_config import eos_token_ids
 from .generation import Generation, OpenChoice
 from .prompts import Echo, Prompts
 from .reading import num_chars, read_chat
+from .vector_facts import read_vector_facts
 
 T = TypeVar("T")
 
@@ -64,12 +64,15 @@ class Service:
     def __init__(self, config: WorkerConfig) -> None:
         directory, resources = Path(config.engine.model.removeprefix("file://")), Resources()
         self.config = config
-        self.tokenizer = Tokenizer(directory)
-        self.templates = Templates.of(directory, config.text.chat_template, self.tokenizer)
-        config_json = read_config(Directory(directory))
         source = Directory(directory)
+        config_json = read_config(source)
         self.task = task_of(source, config_json)
-        self.sentence, self.classes, self.token_score = _texts(self.task, source, config_json)
+        self.vectors = None
+        if self.task != "generate":
+            self.vectors = read_vector_facts(self.task, source, config_json, config.engine)
+        reads_texts = self.vectors is None or self.vectors.sentence is not None
+        self.tokenizer = Tokenizer(directory, is_needed=reads_texts)
+        self.templates = Templates.of(directory, config.text.chat_template, self.tokenizer)
         self._dimensions = trained_dimensions(config_json)
         self.prompts = Prompts(self.tokenizer, config_json, parse_special=config.text.parse_special)
         self.bodies = Bodies(config.server)
@@ -90,7 +93,7 @@ class Service:
             model_name=config.model_name,
             cache_config=_cache_config(config.engine),
             throttled_s=resources.throttled_s,
-            task=self.task,
+            task=self.task if reads_texts else f"{self.task} images",
         )
         memory_bytes = resources.memory_bytes()
         self.admission = Admission(self.runtime, memory_bytes)
@@ -220,6 +223,12 @@ class Service:
                 param="dimensions",
             )
 
+    def reader(self, write: Write | None = None) -> TextReader:
+        """Reads what the model makes vectors or classes of. `write`: as for `TextReader`."""
+        assert self.vectors is not None  # it writes no text
+        sentence, images, pad_id = self.vectors.sentence, self.vectors.images, self.tokenizer.pad_id
+        return TextReader(self.prompts, sentence, images, pad_id=pad_id, write=write)
+
     def close(self) -> None:
         """End what runs beside this process."""
         self._beside.close()
@@ -266,19 +275,6 @@ class _Reading:
     def echoes(self) -> Iterable[str]:
         """Texts that the replies repeat."""
         return (echo.text for echo in self.echo)
-
-
-def _texts(
-    task: Task, source: Directory, config: Mapping[str, object]
-) -> tuple[Sentence | None, Classes | None, TokenScore | None]:
-    """How a model that writes no text reads it, and what its numbers mean."""
-    if task == "generate":
-        return None, None, None
-    shape = text_shape(config)
-    sentence = read_sentence(task, source, shape.hidden_size)
-    if task == "embed":
-        return sentence, None, None
-    return sentence, Classes.read(source, config), TokenScore.read(source, shape.vocab_size)
 
 
 def trained_dimensions(config: Mapping[str, object]) -> frozenset[int]:

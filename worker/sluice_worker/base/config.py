@@ -14,6 +14,7 @@ from sluice_core.contract import SchedulingPolicy
 from sluice_core.errors import ConfigError
 from sluice_core.hub.reference import FILE, Access, HubModel, access, hub_model
 from sluice_core.model.files import cause
+from sluice_core.model.images import PROCESSOR
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_frontend.config import (
     HOLD_SHARE_SAYS,
@@ -98,6 +99,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     epoch: int = 0
     itl_ms: float | None = None
+    e2e_ms: float | None = None
     ttft_ms: float | None = None
 
 
@@ -211,6 +213,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Work
     slo |= {name: files.pop(name) for name in list(files) if name.startswith("slo_")}
     server["slo"] = slo_of(slo)
     engine |= {"itl_ms": slo.get("slo_itl_ms"), "ttft_ms": slo.get("slo_ttft_ms")}
+    engine |= {"e2e_ms": slo.get("slo_e2e_ms")}
     engine["enable_prefix_caching"] = given.enable_prefix_caching
     if engine.get("batching_mode") == "static":  # a batch is of those that came first
         engine.setdefault("scheduling_policy", "fcfs")
@@ -291,7 +294,8 @@ def _checkpoint_problems(model: str | None, load_format: str) -> list[str]:
         return [f"--model {model} is not a directory, nor hf://ORG/NAME"]
     except OSError as error:
         return [f"--model {model} cannot be read: {cause(error)}"]
-    needed = ("config.json", "tokenizer.json")
+    reads_images = PROCESSOR in names  # and perhaps no texts: the engine says
+    needed = ("config.json",) if reads_images else ("config.json", "tokenizer.json")
     problems = [f"--model {model} has no {name}" for name in needed if name not in names]
     if load_format != "dummy" and not any(n.endswith(".safetensors") for n in names):
         problems.append(

@@ -1,4 +1,5 @@
-"""The step loop's body for texts: a step makes the vectors of some. Knows no sockets or files."""
+"""The step loop's body for texts and images: a step makes the vectors of some. Knows no sockets or
+files."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,10 @@ class TextModel(Protocol):
 
 
 class EncodingEngine:
-    """Queue, model and step times of one worker. Single-threaded; `clock` is monotonic."""
+    """Queue, model and step times of one worker. Single-threaded; `clock` is monotonic.
+
+    `max_len`: tokens of the longest text. `image_rows`: rows of an image.
+    """
 
     def __init__(
         self,
@@ -28,10 +32,11 @@ class EncodingEngine:
         model: TextModel,
         times: StepTimes,
         max_len: int,
+        image_rows: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue, self._model, self._times, self._max_len = queue, model, times, max_len
-        self._clock = clock
+        self._image_rows, self._clock = image_rows, clock
         self._refitted_s = 0.0
         self.num_steps = 0
 
@@ -44,7 +49,11 @@ class EncodingEngine:
         return 0.0 if self.has_work else float("inf")
 
     def submit(self, request: Encode, now: float) -> Finished | None:
-        """Queue a text, or say why it can never run."""
+        """Queue a text or an image, or say why it can never run."""
+        if request.pixels:
+            rows, pixels = range(self._image_rows), request.pixels
+            self._queue.add(WaitingText(request.request_id, rows, 0, now, pixels=pixels))
+            return None
         token_ids = unpacked(request.prompt)
         if not 0 < len(token_ids) <= self._max_len:
             sentence = f"a text of {len(token_ids)} tokens; 1 to {self._max_len} are possible"
@@ -86,7 +95,7 @@ class EncodingEngine:
             is_slow=self._times.is_slow,
             admitted=[text.request_id for text in texts],
         )
-        sentence = "the vector of this text is not finite"
+        sentence = "the vector of this text or image is not finite"
         failed = [Finished(t.request_id, sentence, report.snapshot) for t, v in both if v is None]
         return report, failed
 
@@ -112,6 +121,5 @@ class EncodingEngine:
 
 
 def record_of(lengths: Sequence[int], at_s: float, step_s: float) -> StepRecord:
-    """A step over texts of these lengths. Attention reads each text once for each of its tokens."""
-    pairs = sum(length * length for length in lengths)
-    return StepRecord(at_s, 0, pairs, sum(lengths), 1e3 * step_s)
+    """A step over texts of these lengths: their tokens are its work, as those of prompts are."""
+    return StepRecord(at_s, 0, 0, sum(lengths), 1e3 * step_s)

@@ -1,11 +1,11 @@
-"""Texts that wait for a step, and which of them the next one takes. Pure.
+"""Texts and images that wait for a step, and which of them the next one takes. Pure.
 
 A step takes the oldest text and those of the nearest lengths, within the cap and the token budget:
 texts of one length share an attention. Once the oldest has waited `AGE_S`, age alone decides, so
 that none waits for ever. A text over the budget goes alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
@@ -19,14 +19,15 @@ LOOK_AHEAD = 4
 
 
 class WaitingText(NamedTuple):
-    """A text as token ids. `num_skipped`, `num_second`: as in `wire.Encode`; `came_s`: monotonic
-    seconds."""
+    """A text as token ids, or an image: then `token_ids` has its number of rows. `num_skipped`,
+    `num_second`, `pixels`: as in `wire.Encode`; `came_s`: monotonic seconds."""
 
     request_id: str
-    token_ids: list[int]
+    token_ids: Sequence[int]
     num_skipped: int
     came_s: float
     num_second: int = 0
+    pixels: bytes = b""
 
 
 class TextQueue:

@@ -1,13 +1,17 @@
-"""Classes of texts and scores of pairs: vLLM's, Jina's and text-embeddings-inference's routes."""
+"""Classes of texts and images, scores of pairs: vLLM's, Jina's and text-embeddings-inference's
+routes."""
 
 import time
 import uuid
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from sluice_core.model.classes import Classes, sigmoid
+from sluice_core.errors import RequestError
+from sluice_core.model.classes import Activation, Classes, sigmoid
+from sluice_core.model.images import Similarity
 from sluice_core.model.sentence import TokenScore
 from sluice_frontend.api.chat import Conversation
 from sluice_frontend.api.operations import BoundOperation, Operation
@@ -18,7 +22,7 @@ from sluice_frontend.api.sse import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api.encoding import TextsReply, read_texts
+from ..api.encoding import FLOAT_BYTES, TextsReply, read_texts
 from ..api.service import Service
 from ..text.pieces import Check
 from ..text.texts import TextReader
@@ -60,16 +64,22 @@ Form = Callable[[Judged], object]
 
 
 def served(service: Service) -> list[BoundOperation]:
-    """Bind the routes, if the model is a classifier. Scores need one number a pair."""
-    if service.classes is None or service.sentence is None:
+    """Bind the routes, if the model is a classifier. Scores need one number a pair. A model of
+    images and texts has the classes that a request names."""
+    facts = service.vectors
+    if facts is None:
         return []
-    score = service.token_score
-    write = None if score is None else partial(_written, service, score)
-    reader = TextReader(service.prompts, service.sentence, write)
-    routes = _CLASSES if len(service.classes.labels) > 1 else (*_CLASSES, *_SCORES)
+    if facts.similarity is not None:
+        compare = partial(_compare, service, service.reader(), facts.similarity)
+        return [BoundOperation(classify.CLASSIFY, compare)]
+    if facts.classes is None:
+        return []
+    score, classes = facts.token_score, facts.classes
+    reader = service.reader(None if score is None else partial(_written, service, score))
+    scores = len(classes.labels) == 1 and facts.sentence is not None
     return [
-        BoundOperation(operation, partial(_judge, service, reader, service.classes, parse, form))
-        for operation, parse, form in routes
+        BoundOperation(operation, partial(_judge, service, reader, classes, parse, form))
+        for operation, parse, form in ((*_CLASSES, *_SCORES) if scores else _CLASSES)
     ]
 
 
@@ -93,7 +103,7 @@ async def _judge(
     form: Form,
     request: Request,
 ) -> Response:
-    asked, encoding = await read_texts(service, reader, parse, request)
+    asked, encoding = await read_texts(service, reader, parse, request, _refuse_labels)
 
     def body(packed: list[bytes]) -> bytes:
         values = [array("f", numbers).tolist() for numbers in packed]
@@ -101,6 +111,38 @@ async def _judge(
         return encode(form(Judged(asked, values, classes, encoding.num_tokens, model)))
 
     return TextsReply(encoding, service.answers, BYTES_PER_CLASS, body)
+
+
+def _refuse_labels(asked: ClassifyRequest) -> None:
+    if asked.labels:
+        raise RequestError("this model has classes of its own", param="labels")
+
+
+async def _compare(
+    service: Service, reader: TextReader, similarity: Similarity, request: Request
+) -> Response:
+    """Judge images by labels: each is read as a text beside them."""
+
+    def refuse(asked: ClassifyRequest) -> None:
+        if not asked.labels:
+            raise RequestError("labels is missing: the classes of this request", param="labels")
+
+    asked, encoding = await read_texts(service, reader, _parse_with_captions, request, refuse)
+    activation: Activation = "softmax" if similarity.bias is None else "sigmoid"
+
+    def body(packed: list[bytes]) -> bytes:
+        vectors = [array("f", numbers) for numbers in packed]
+        images, captions = vectors[: -len(asked.labels)], vectors[-len(asked.labels) :]
+        values = [[similarity.of(image, caption) for caption in captions] for image in images]
+        classes, model = Classes(asked.labels, activation), service.config.model_name
+        return encode(_classes(Judged(asked, values, classes, encoding.num_tokens, model)))
+
+    return TextsReply(encoding, service.answers, FLOAT_BYTES, body)
+
+
+def _parse_with_captions(body: bytes) -> ClassifyRequest:
+    asked = classify.parse_classify(body)
+    return replace(asked, inputs=(*asked.inputs, *asked.captions))
 
 
 def _classes(judged: Judged) -> classify.ClassifyReply:

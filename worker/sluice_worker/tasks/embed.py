@@ -1,4 +1,5 @@
-"""A vector for each text: OpenAI's, vLLM's, text-embeddings-inference's and Cohere's routes."""
+"""Vectors of texts and images under the routes of OpenAI, vLLM, Cohere and
+text-embeddings-inference."""
 
 import math
 import time
@@ -30,26 +31,34 @@ BYTES_PER_NUMBER = 24
 
 def served(service: Service) -> list[BoundOperation]:
     """Bind the routes, if the model makes vectors."""
-    if service.task != "embed" or service.sentence is None:
+    facts = service.vectors
+    if facts is None or facts.classes is not None:
         return []
-    reader = TextReader(service.prompts, service.sentence)
+    reader = service.reader()
     return [
-        BoundOperation(operation, partial(_embed, service, reader, parse, form))
+        BoundOperation(operation, partial(_embed, service, reader, facts.normalizes, parse, form))
         for operation, parse, form in _ROUTES
     ]
 
 
 async def _embed(
-    service: Service, reader: TextReader, parse: Parse, form: Form, request: Request
+    service: Service,
+    reader: TextReader,
+    normalizes: bool,
+    parse: Parse,
+    form: Form,
+    request: Request,
 ) -> Response:
+    """`normalizes`: the model's vectors have the length 1."""
+
     def refuse(asked: EmbedRequest) -> None:
         service.check_dimensions(asked.dimensions)
-        if asked.normalize is False and reader.sentence.normalizes:
+        if asked.normalize is False and normalizes:
             raise RequestError("this model's vectors have the length 1", param="normalize")
 
     asked, encoding = await read_texts(service, reader, parse, request, refuse)
     scales = asked.dimensions is not None
-    scales = scales or (asked.normalize is True and not reader.sentence.normalizes)
+    scales = scales or (asked.normalize is True and not normalizes)
 
     def body(vectors: list[bytes]) -> bytes:
         if scales:
@@ -119,7 +128,7 @@ def _cohere(told: Embedded) -> embed.CohereReply:
             floats=told.floats if "float" in forms else None,
             base64=told.base64 if "base64" in forms else None,
         ),
-        texts=[str(text) for text in told.asked.inputs],
+        texts=[text for text in told.asked.inputs if isinstance(text, str)],
         meta=embed.CohereMeta(embed.BilledUnits(told.num_tokens)),
     )
 

@@ -33,7 +33,10 @@ Handler = Callable[[Request, Service], Awaitable[tuple[int, Write]]]
 
 
 def served(service: Service) -> list[BoundOperation]:
-    """Bind both routes, for a limited number at once: the queue does not bound their memory."""
+    """Bind both routes, for a limited number at once: the queue does not bound their memory. None
+    for a model that reads images only."""
+    if service.vectors is not None and service.vectors.sentence is None:
+        return []
     open_ones = Inflight()
 
     def bound(work: Handler) -> Callable[[Request], Awaitable[Response]]:

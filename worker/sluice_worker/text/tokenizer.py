@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import tokenizers
 from sluice_core.errors import CheckpointError
-from sluice_core.model.files import MAX_JSON_BYTES, Directory, read_bytes
-from tokenizers.models import WordLevel
+from sluice_core.model.files import MAX_JSON_BYTES, Directory, is_there, read_bytes
+from tokenizers.models import BPE, WordLevel
 
 from .added_tokens import add_tokens
 from .pieces import SHORT, Check, any_number, found_in, pieces, token_ids
@@ -46,12 +46,15 @@ class Tokenizer:
     Special-token strings in a user's text are text, not control tokens.
     """
 
-    def __init__(self, directory: Path) -> None:
-        data = read_bytes(Directory(directory), TOKENIZER, MAX_JSON_BYTES)
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"{TOKENIZER}: not a tokenizer ({error}).") from error
+    def __init__(self, directory: Path, *, is_needed: bool = True) -> None:
+        """`is_needed`: False for a model that reads no texts; then it may know no token."""
+        self._tokenizer = tokenizers.Tokenizer(BPE())
+        if is_needed or is_there(directory, TOKENIZER):
+            data = read_bytes(Directory(directory), TOKENIZER, MAX_JSON_BYTES)
+            try:
+                self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
+            except Exception as error:  # the library raises nothing narrower
+                raise CheckpointError(f"{TOKENIZER}: not a tokenizer ({error}).") from error
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -74,6 +77,13 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens that it knows, added ones included."""
         return int(self._tokenizer.get_vocab_size())
+
+    @property
+    def pad_id(self) -> int:
+        """The token for padding, as tokenizer_config.json names it; 0 if it names none."""
+        name = self.config.special_tokens.get("pad_token")
+        found = None if name is None else self._tokenizer.token_to_id(name)
+        return 0 if found is None else int(found)
 
     @cached_property
     def control_tokens(self) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Texts and pairs that get classes or scores: the bodies of their routes, parsed. Pure."""
+"""Texts, pairs and images that get classes or scores: the bodies of their routes, parsed. Pure."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -9,6 +9,7 @@ from sluice_core.errors import RequestError
 from ..generate import ModelName, refuse_unsupported
 from ..json_body import convert, parse_object
 from ..operations import WORK_ERRORS, Counting, Operation
+from .images import Messages, read_messages
 from .texts import (
     MAX_INPUTS,
     Inputs,
@@ -22,12 +23,15 @@ from .texts import (
 )
 
 Texts = Annotated[str | list[Any], Meta(description="A text, or a list of texts.")]
+MAX_LABELS = 256
+TEMPLATE = "This is a photo of {}."
+"""As in transformers' pipeline."""
+Label = Annotated[str, Meta(min_length=1, max_length=1024)]
 TopN = Annotated[int, Meta(ge=0, le=MAX_INPUTS)]
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "instruction": (None, ""),
     "max_tokens_per_doc": (None, 0),
     "max_tokens_per_query": (None, 0),
-    "messages": (None,),
     "truncation_direction": (None, "right", "Right"),
     "truncation_side": (None, "right"),
 }
@@ -40,15 +44,31 @@ _SIDES = (
 )
 
 
-class ClassifyBody(Struct, frozen=True, kw_only=True):
-    """The fields of POST /classify that are honoured: vLLM's. `use_activation`: probabilities,
-    as the model's files have them; false for what the model gives."""
+class ClassifyFields(Struct, frozen=True, kw_only=True):
+    """The fields of POST /classify that are honoured, but for the inputs: vLLM's.
 
-    input: Inputs
+    `use_activation`: probabilities, as the model's files have them; false for what the model gives.
+    `labels`: classes for a model of images and texts; each is put in the `hypothesis_template`.
+    """
+
     model: ModelName | None = None
     truncate_prompt_tokens: Truncate | None = None
     add_special_tokens: bool | None = True
     use_activation: bool | None = None
+    labels: Annotated[list[Label], Meta(min_length=1, max_length=MAX_LABELS)] | None = None
+    hypothesis_template: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class ClassifyBody(ClassifyFields, frozen=True, kw_only=True):
+    """With texts, or images as base64 or data URLs."""
+
+    input: Inputs
+
+
+class ClassifyChatBody(ClassifyFields, frozen=True, kw_only=True):
+    """With texts and images in messages."""
+
+    messages: Messages
 
 
 class ClassProbabilities(Struct, frozen=True, kw_only=True):
@@ -188,8 +208,11 @@ Ranks = Annotated[list[Rank], Meta(description="The texts, the most relevant fir
 class ClassifyRequest(TextsRequest):
     """Texts or pairs to judge. `is_raw`: what the model gives, without its activation. `is_single`:
     one was sent, not a list of one. `most_results`, `with_texts`: of an answer that ranks.
-    `is_bare`: that answer is a list."""
+    `is_bare`: that answer is a list. `labels`: classes that the client names, and `captions`, which
+    are read in their place."""
 
+    labels: tuple[str, ...] = ()
+    captions: tuple[str, ...] = ()
     is_raw: bool = False
     is_single: bool = False
     most_results: int | None = None
@@ -200,15 +223,35 @@ class ClassifyRequest(TextsRequest):
 def parse_classify(body: bytes) -> ClassifyRequest:
     """The request in the body of POST /classify; raises RequestError naming the field."""
     fields = parse_object(body)
-    refuse_unsupported(fields, ClassifyBody.__struct_fields__, NEUTRAL)
-    asked = convert(fields, ClassifyBody)
+    is_chat = fields.get("messages") is not None
+    kind: type[ClassifyBody] | type[ClassifyChatBody] = (
+        ClassifyChatBody if is_chat else ClassifyBody
+    )
+    refuse_unsupported(fields, kind.__struct_fields__, NEUTRAL)
+    asked = convert(fields, kind)
+    inputs: tuple[Text, ...]
+    if isinstance(asked, ClassifyChatBody):
+        inputs = read_messages(asked.messages)
+    else:
+        inputs = read_inputs(asked.input, "input")
+    labels = tuple(asked.labels or ())
     return ClassifyRequest(
-        inputs=read_inputs(asked.input, "input"),
+        inputs=inputs,
+        is_chat=is_chat,
+        labels=labels,
+        captions=_captions(labels, asked.hypothesis_template),
         model=asked.model,
         most_tokens=asked.truncate_prompt_tokens,
         add_special_tokens=asked.add_special_tokens is not False,
         is_raw=asked.use_activation is False,
     )
+
+
+def _captions(labels: tuple[str, ...], template: str | None) -> tuple[str, ...]:
+    template = TEMPLATE if template is None else template
+    if "{}" not in template:
+        raise RequestError("hypothesis_template has no {}", param="hypothesis_template")
+    return tuple(template.replace("{}", label) for label in labels)
 
 
 def parse_predict(body: bytes) -> ClassifyRequest:
@@ -320,9 +363,9 @@ _SCORED = Counting(("documents", "items", "data_2", "text_2"))
 CLASSIFY = Operation(
     "POST",
     "/classify",
-    "The classes of each text.",
+    "The classes of each text or image.",
     ClassifyReply,
-    bodies=((ClassifyBody,),),
+    bodies=((ClassifyBody,), (ClassifyChatBody,)),
     neutral=NEUTRAL,
     errors=WORK_ERRORS,
     example={"input": ["one text", "another text"]},

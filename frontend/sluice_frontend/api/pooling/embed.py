@@ -1,40 +1,40 @@
-"""Texts that become vectors: the bodies of their routes, parsed. Pure."""
+"""Texts and images that become vectors: the bodies of their routes, parsed. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from sluice_core.errors import RequestError
 
 from ..generate import ModelName, refuse_unsupported
 from ..json_body import convert, parse_object
 from ..operations import WORK_ERRORS, Counting, Operation
-from .texts import Inputs, TextsRequest, TextsUsage, Truncate, read_inputs
+from .images import Messages, read_contents, read_images, read_messages
+from .texts import Inputs, Modality, Text, TextsRequest, TextsUsage, Truncate, read_inputs
 
 Dimensions = Annotated[int, Meta(ge=1, le=1 << 20)]
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "embed_dtype": (None, "float32"),
     "endianness": (None, "native", "little"),
-    "messages": (None,),
     "padding": (None, False),
     "truncation_side": (None, "right"),
     "use_activation": (None,),
     "normalize": (None,),
-    "modality": (None, "text"),
 }
 """Values of known parameters that are not built, which ask for what is done anyway."""
 _RIGHT = (None, "right", "Right")
-_COHERE_ONLY = ("images", "inputs", "priority")
+_COHERE_ONLY = ("priority",)
+_COHERE_INPUTS = ("texts", "images", "inputs")
 
 
-class EmbeddingsBody(Struct, frozen=True, kw_only=True):
-    """The fields of POST /v1/embeddings that are honoured.
+class EmbeddingsFields(Struct, frozen=True, kw_only=True):
+    """The fields of POST /v1/embeddings that are honoured, but for the inputs.
 
     `truncate_prompt_tokens`: tokens of each text that are read; -1 for all that the model reads.
     `prompt_name`: one of the model's own prompts, which is put in front of each text.
     """
 
-    input: Inputs
     model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Dimensions | None = None
@@ -42,6 +42,19 @@ class EmbeddingsBody(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = True
     prompt_name: str | None = None
     user: str | None = None
+
+
+class EmbeddingsBody(EmbeddingsFields, frozen=True, kw_only=True):
+    """With texts, or images as base64 or data URLs. `modality`: Infinity's."""
+
+    input: Inputs
+    modality: Modality | None = None
+
+
+class EmbeddingsChatBody(EmbeddingsFields, frozen=True, kw_only=True):
+    """With texts and images in messages, as vLLM has them."""
+
+    messages: Messages
 
 
 class Embedding(Struct, frozen=True, kw_only=True):
@@ -65,6 +78,12 @@ class EmbeddingsReply(Struct, frozen=True, kw_only=True):
 
 class PoolingBody(EmbeddingsBody, frozen=True, kw_only=True):
     """The fields of POST /pooling that are honoured: vLLM's, for vectors."""
+
+    task: Literal["embed"] | None = None
+
+
+class PoolingChatBody(EmbeddingsChatBody, frozen=True, kw_only=True):
+    """With texts and images in messages."""
 
     task: Literal["embed"] | None = None
 
@@ -103,10 +122,12 @@ Vectors = Annotated[list[list[float]], Meta(description="A vector for each text.
 
 
 class CohereBody(Struct, frozen=True, kw_only=True):
-    """The fields of POST /v2/embed that are honoured: Cohere's. `input_type`: a prompt's name.
-    `max_tokens`: of each text."""
+    """The fields of POST /v2/embed that are honoured: Cohere's, of which one has the inputs.
+    `input_type`: a prompt's name. `max_tokens`: of each text."""
 
-    texts: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+    texts: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    images: Annotated[list[str], Meta(min_length=1)] | None = None
+    inputs: Annotated[list[Any], Meta(min_length=1)] | None = None
     model: ModelName | None = None
     input_type: str | None = None
     embedding_types: list[Literal["float", "base64"]] | None = None
@@ -157,12 +178,12 @@ class EmbedRequest(TextsRequest):
 
 def parse_embeddings(body: bytes) -> EmbedRequest:
     """The request in the body of POST /v1/embeddings; raises RequestError naming the field."""
-    return _openai(body, EmbeddingsBody)
+    return _openai(body, EmbeddingsBody, EmbeddingsChatBody)
 
 
 def parse_pooling(body: bytes) -> EmbedRequest:
     """The request in the body of POST /pooling; raises RequestError naming the field."""
-    return _openai(body, PoolingBody)
+    return _openai(body, PoolingBody, PoolingChatBody)
 
 
 def parse_embed(body: bytes) -> EmbedRequest:
@@ -186,7 +207,7 @@ def parse_cohere(body: bytes) -> EmbedRequest:
     asked = convert(fields, CohereBody)
     most = None if asked.truncate == "NONE" else asked.max_tokens or -1
     return EmbedRequest(
-        inputs=read_inputs(asked.texts, "texts"),
+        inputs=_cohere_inputs(asked),
         model=asked.model,
         forms=frozenset(asked.embedding_types or ["float"]),
         dimensions=asked.output_dimension,
@@ -195,12 +216,36 @@ def parse_cohere(body: bytes) -> EmbedRequest:
     )
 
 
-def _openai(body: bytes, kind: type[EmbeddingsBody]) -> EmbedRequest:
+def _cohere_inputs(asked: CohereBody) -> tuple[Text, ...]:
+    given = [name for name in _COHERE_INPUTS if getattr(asked, name) is not None]
+    if len(given) != 1:
+        named = ", ".join(given) or "none"
+        sentence = f"one of texts, images and inputs is read, and there is {named}"
+        raise RequestError(sentence, param=given[0] if given else "texts")
+    if asked.texts is not None:
+        return read_inputs(asked.texts, "texts")
+    if asked.images is not None:
+        return read_images(asked.images, "images")
+    return read_contents(asked.inputs or [], "inputs")
+
+
+def _openai(
+    body: bytes, kind: type[EmbeddingsBody], chat: type[EmbeddingsChatBody]
+) -> EmbedRequest:
     fields = parse_object(body)
-    refuse_unsupported(fields, kind.__struct_fields__, NEUTRAL)
-    asked = convert(fields, kind)
+    is_chat = fields.get("messages") is not None
+    both = kind if not is_chat else chat
+    refuse_unsupported(fields, both.__struct_fields__, NEUTRAL)
+    asked = convert(fields, both)
+    modality, inputs = None, tuple[Text, ...]()
+    if isinstance(asked, EmbeddingsChatBody):
+        inputs = read_messages(asked.messages)
+    else:
+        inputs, modality = read_inputs(asked.input, "input"), asked.modality
     return EmbedRequest(
-        inputs=read_inputs(asked.input, "input"),
+        inputs=inputs,
+        modality=modality,
+        is_chat=is_chat,
         model=asked.model,
         forms=frozenset([asked.encoding_format or "float"]),
         dimensions=asked.dimensions,
@@ -213,9 +258,9 @@ def _openai(body: bytes, kind: type[EmbeddingsBody]) -> EmbedRequest:
 EMBEDDINGS = Operation(
     "POST",
     "/v1/embeddings",
-    "A vector for each text.",
+    "A vector for each text or image.",
     EmbeddingsReply,
-    bodies=((EmbeddingsBody,),),
+    bodies=((EmbeddingsBody,), (EmbeddingsChatBody,)),
     neutral=NEUTRAL,
     errors=WORK_ERRORS,
     example={"input": ["one text", "another text"]},
@@ -224,9 +269,9 @@ EMBEDDINGS = Operation(
 POOLING = Operation(
     "POST",
     "/pooling",
-    "A vector for each text, in vLLM's form.",
+    "A vector for each text or image, in vLLM's form.",
     PoolingReply,
-    bodies=((PoolingBody,),),
+    bodies=((PoolingBody,), (PoolingChatBody,)),
     neutral=NEUTRAL,
     errors=WORK_ERRORS,
     example={"input": "one text"},
@@ -235,7 +280,7 @@ POOLING = Operation(
 EMBED = Operation(
     "POST",
     "/embed",
-    "A vector for each text, in text-embeddings-inference's form.",
+    "A vector for each text or image, in text-embeddings-inference's form.",
     Vectors,
     bodies=((EmbedBody,),),
     neutral={"truncation_direction": _RIGHT},
@@ -246,12 +291,12 @@ EMBED = Operation(
 COHERE = Operation(
     "POST",
     "/v2/embed",
-    "A vector for each text, in Cohere's form.",
+    "A vector for each text or image, in Cohere's form.",
     CohereReply,
     bodies=((CohereBody,),),
     neutral=dict.fromkeys(_COHERE_ONLY, (None,)),
     errors=WORK_ERRORS,
     example={"texts": ["one text"], "input_type": "query"},
-    counting=Counting(("texts",)),
+    counting=Counting(_COHERE_INPUTS),
 )
 OPERATIONS = (EMBEDDINGS, POOLING, EMBED, COHERE)

@@ -1,9 +1,9 @@
-"""Texts that nothing is written to: those that get vectors, classes or scores. Pure."""
+"""Inputs that nothing is written to: those that get vectors, classes or scores. Pure."""
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 from sluice_core.errors import RequestError
@@ -14,6 +14,8 @@ from ..sampling_params import TokenId
 
 MAX_INPUTS = 2048
 """Texts of one request, as OpenAI has it."""
+MAX_IMAGES = 128
+"""Images of one request: as pixels they take more than in its body."""
 _TEXT = {"type": "string", "minLength": 1}
 Inputs = Annotated[
     str | list[Any],
@@ -37,8 +39,15 @@ class Pair(NamedTuple):
     second: str
 
 
-Text = str | Sequence[int] | Pair
-"""A text, its token ids, or a pair of texts."""
+class Image(NamedTuple):
+    """An image: base64 of its file."""
+
+    data: str
+
+
+Text = str | Sequence[int] | Pair | Image
+"""A text, its token ids, a pair of texts, or an image."""
+Modality = Literal["text", "image"]
 
 
 class TextsUsage(Struct, frozen=True):
@@ -50,14 +59,17 @@ class TextsUsage(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextsRequest:
-    """Texts to read. `most_tokens`: of each text, None for an error if it is longer than the model
-    reads, -1 for that length. `prompt_name`: of the model's prompts."""
+    """Texts and images to read. `most_tokens`: of each text, None for an error if it is longer than
+    the model reads, -1 for that length. `prompt_name`: of the model's prompts. `modality`: of
+    inputs that are texts, None if each says what it is. `is_chat`: they came as messages."""
 
     inputs: tuple[Text, ...]
     model: str | None = None
     most_tokens: int | None = None
     add_special_tokens: bool = True
     prompt_name: str | None = None
+    modality: Modality | None = None
+    is_chat: bool = False
 
 
 def read_inputs(given: str | list[Any], field: str) -> tuple[str | Sequence[int], ...]:

@@ -37,7 +37,7 @@ def checkpoint(name: str) -> ModelFacts:
 def test_the_committed_models_are_what_the_script_writes(tmp_path: Path) -> None:
     make_models().main(tmp_path)
     written = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*.json")}
-    assert len(written) == 6
+    assert len(written) == 17
     for path, content in written.items():
         assert (MODELS / path).read_bytes() == content, path
 

@@ -29,6 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "MPNet": SMALL | POSITIONS | {"pad_token_id": 1},
     "DistilBert": DISTIL | {"vocab_size": VOCAB, "max_position_embeddings": 64},
     "ModernBert": SMALL | MODERN | {"eos_token_id": 3},
+    "NomicBert": SMALL | {"max_position_embeddings": 64},
 }
 """All read texts of 64 tokens."""
 

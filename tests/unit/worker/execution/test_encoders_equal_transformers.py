@@ -1,11 +1,14 @@
 """Encoders equal transformers, with texts of any lengths in one batch and no padding."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from sluice_core.errors import UnsupportedModel
 from sluice_core.model.encoders import EncoderShape
 from sluice_core.model.files import read_json
+from sluice_core.model.tasks import text_shape
 from sluice_kernels.plain import PlainKernels
 from sluice_worker.execution.encoders.encoder import Encoder
 from sluice_worker.execution.encoders.files import VectorFiles, of_encoder
@@ -50,3 +53,28 @@ def test_a_text_does_not_depend_on_those_beside_it(tmp_path: Path) -> None:
         together = torch.split(encoder.hidden(FlatTexts.of(asked, CPU)), LENGTHS)
         for token_ids, found in zip(asked, together, strict=True):
             assert torch.allclose(found, encoder.hidden(FlatTexts.of([token_ids], CPU)), atol=1e-5)
+
+
+OLD_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+
+
+def test_nomics_own_config_is_read_as_transformers_has_it(tmp_path: Path) -> None:
+    """As on the hub: names of GPT-2, and swiglu."""
+    random_model("NomicBert").save_pretrained(tmp_path)
+    expected = load(tmp_path).hidden(FlatTexts.of(texts(), CPU))
+    config = read_json(tmp_path, "config.json")
+    old = {name: config[new] for name, new in OLD_NAMES.items()}
+    old |= {"architectures": ["NomicBertModel"], "vocab_size": VOCAB, "type_vocab_size": 2}
+    old |= {"activation_function": "swiglu", "rotary_emb_base": 1000, "qkv_proj_bias": False}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert torch.equal(load(tmp_path).hidden(FlatTexts.of(texts(), CPU)), expected)
+    for name, value in (("prenorm", True), ("rotary_scaling_factor", 2.0), ("qkv_proj_bias", True)):
+        with pytest.raises(UnsupportedModel, match=name):
+            text_shape({**old, name: value})

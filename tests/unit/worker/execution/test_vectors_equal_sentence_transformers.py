@@ -18,8 +18,9 @@ from sluice_core.model.encoders import EncoderShape
 from sluice_core.model.files import Directory, read_json
 from sluice_core.model.sentence import Sentence
 from sluice_core.model.tasks import text_shape
+from sluice_frontend.api.pooling.texts import TextsRequest
 from sluice_worker.api.prompts import Prompts
-from sluice_worker.engine.encoding_start import TextRows
+from sluice_worker.engine.vector_model import TextRows
 from sluice_worker.execution.encoders.encoder import Encoder
 from sluice_worker.execution.encoders.files import VectorFiles, of_encoder
 from sluice_worker.execution.encoders.pooling import Pooler
@@ -59,9 +60,8 @@ def pooled(
     sentence = Sentence.read(Directory(path), text_shape(config).hidden_size)
     prompts = Prompts(Tokenizer(path), config, parse_special=True)
     most = sentence.max_seq_length or 64
-    read = TextReader(prompts, sentence).read(
-        texts, most, cut=most, add_special_tokens=True, prompt_name=prompt
-    )
+    asked = TextsRequest(inputs=tuple(texts), prompt_name=prompt)
+    read = TextReader(prompts, sentence).read(asked, most, cut=most)
     order = sorted(range(len(read)), key=lambda i: len(read[i].token_ids))
     with torch.inference_mode():
         batch = FlatTexts.of(

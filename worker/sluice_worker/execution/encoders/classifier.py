@@ -6,7 +6,7 @@ import torch
 from sluice_core.model.architecture import ModelShape
 from sluice_core.model.encoders import EncoderShape
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear, relu
+from torch.nn.functional import gelu, layer_norm, relu
 
 from ..models.decoder import DecoderBody
 from ..models.linear import Linear, ReadTensor, read_linear
@@ -24,6 +24,7 @@ class EncoderHead:
 
     def __init__(self, shape: EncoderShape, num_classes: int, read: ReadTensor) -> None:
         names, width = shape.family.head, shape.hidden_size
+        assert names is not None  # as all classifiers of texts have one
         self._first = read_linear(read, names.first, width, width, shape.head_bias)
         self._activation = _ACTIVATIONS[names.activation]
         self._norm: Linear | None = None
@@ -41,10 +42,10 @@ class EncoderHead:
             rows = sums / torch.tensor(texts.lengths, device=hidden.device)[:, None]
         else:
             rows = hidden[texts.offsets[:-1]]
-        rows = self._activation(_apply(self._first, rows.to(hidden.dtype)))
+        rows = self._activation(self._first(rows.to(hidden.dtype)))
         if self._norm is not None:
             rows = layer_norm(rows, rows.shape[-1:], self._norm.weight, self._norm.bias, self._eps)
-        return _apply(self._last, rows).float()
+        return self._last(rows).float()
 
 
 class DecoderHead:
@@ -55,7 +56,7 @@ class DecoderHead:
 
     def __call__(self, hidden: Tensor, texts: FlatTexts) -> Tensor:
         """hidden [num_rows, hidden_size] -> float32 [num_texts, num_classes]."""
-        return _apply(self._last, hidden[[end - 1 for end in texts.offsets[1:]]]).float()
+        return self._last(hidden[[end - 1 for end in texts.offsets[1:]]]).float()
 
 
 class TokenHead:
@@ -73,7 +74,3 @@ class TokenHead:
         last = hidden[[end - 1 for end in texts.offsets[1:]]].float()
         true, *false = self._model.bent(last @ self._rows.t()).unbind(dim=-1)
         return (true - false[0] if false else true)[:, None]
-
-
-def _apply(part: Linear, rows: Tensor) -> Tensor:
-    return linear(rows, part.weight, part.bias)

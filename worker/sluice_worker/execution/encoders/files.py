@@ -16,9 +16,9 @@ from ..weights import Checkpoint
 
 _IGNORED = re.compile(
     r"(^|\.)(pooler\.|cls\.|lm_head\.|vocab_|classifier\.|pre_classifier\.|head\.|decoder\."
-    r"|embeddings\.position_ids$)"
+    r"|embeddings\.position_ids$|embeddings\.mask_token$|logit_(scale|bias)$)"
 )
-"""Heads that a vector does not need, and positions that older exporters wrote."""
+"""Heads that a vector does not need, what is for training, and positions of older exporters."""
 _OLD_NORMS = {".weight": ".gamma", ".bias": ".beta"}
 Spellings = Callable[[str], list[str]]
 """The names that a tensor may have in a file."""

@@ -10,10 +10,9 @@ from typing import Literal, get_args
 
 from sluice_core.errors import UnsupportedModel
 from sluice_core.model.architecture import ModelShape, SizingError
-from sluice_core.model.encoders import encoder_architecture
 from sluice_core.model.families import FAMILIES
 from sluice_core.model.files import Source
-from sluice_core.model.tasks import task_of, text_shape, without_head
+from sluice_core.model.tasks import task_of, vector_shape, without_head
 
 from .rope import Rope, number, read_rope
 
@@ -70,11 +69,10 @@ class DecoderConfig:
 
 def check_built(source: Source, config: Mapping[str, object]) -> None:
     """Refuse a model that no engine is built for: UnsupportedModel or CheckpointError."""
-    if encoder_architecture(config) is not None:
-        text_shape(config)
-        return
-    generates = task_of(source, config) == "generate"
-    DecoderConfig.from_json(config if generates else without_head(config))
+    if task_of(source, config) == "generate":
+        DecoderConfig.from_json(config)
+    elif isinstance(vector_shape(config), ModelShape):
+        DecoderConfig.from_json(without_head(config))
 
 
 def _activation(config: Mapping[str, object], shape: ModelShape) -> Activation:

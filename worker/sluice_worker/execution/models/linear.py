@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from sluice_kernels.interface import Activation, Kernels, Projection
 from torch import Tensor
+from torch.nn.functional import linear
 
 ReadTensor = Callable[[str, tuple[int, ...]], Tensor]
 """(name, shape) -> the tensor, on its device and in its dtype, or a typed error."""
@@ -20,6 +21,10 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """rows [..., in] -> [..., out], in plain torch."""
+        return linear(rows, self.weight, self.bias)
 
 
 def read_linear(read: ReadTensor, name: str, rows: int, columns: int, has_bias: bool) -> Linear:
