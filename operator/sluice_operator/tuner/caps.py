@@ -160,7 +160,8 @@ def too_many_to_end(case: CapCase) -> Move | None:
     serve the arrivals too. Else the queue would lose what the batch gains."""
     context, cap = case.context, case.present
     ran, in_time = effective_cap(cap, context.recent_ticks), sequences_in_time(context)
-    enough = max(case.load.keep, case.load.enough)
+    # A larger step over texts does hardly more in a second: pods are for more.
+    enough = case.load.keep if context.work.is_encoding else max(case.load.keep, case.load.enough)
     if context.verdict("endToEnd") != "Breach" or not enough <= in_time < k.SAME_CAP * ran:
         return None
     lowered = context.seen.limits.bound_cap(floor(in_time))
@@ -405,7 +406,7 @@ def raise_bound(context: Context) -> Bound:
 def bound_to_end(context: Context, bound: Bound, enough: int) -> Bound:
     """`bound`, or as many sequences as end in time together, if those are `enough` for the load."""
     in_time = sequences_in_time(context)
-    if in_time >= bound.cap or in_time < enough:
+    if in_time >= bound.cap or (in_time < enough and not context.work.is_encoding):
         return bound
     message = f"of more than {floor(in_time)} at once each would end too late"
     return Bound(floor(in_time), Reason.ENDS_AT_TARGET, message)

@@ -213,7 +213,7 @@ class Workload:
     `output_steps`: steps that bring its output, fewer with speculation. `total_tokens`,
     `total_sigma`, `num_totals`: mean, standard deviation and number of whole lengths observed.
     `context_tokens`: mean KV tokens of a running sequence. `is_encoding`: nothing is written, each
-    request is done by one step. `decodes`, `prefill_tokens`: means per
+    request is done by one step and counts as a decode. `decodes`, `prefill_tokens`: means per
     step. `throttled_share`: of the busy time. `waiting_cap`, `waiting_kv`: now, over all pods.
     """
 
@@ -254,6 +254,8 @@ def describe_work(pods: Sequence[HeardPod]) -> Workload:
     prompt = _prompt_tokens(telling)
     lengths = pooled(pod.view.evidence for pod in pods if pod.view.evidence)
     total = lengths.mean if lengths.n else output + prompt
+    is_encoding = known and not any(map(_writes, telling))
+    ran = sum(t.finished if is_encoding else t.decodes for t in ticks)
     return Workload(
         lengths_known=known,
         output_tokens=output,
@@ -263,8 +265,8 @@ def describe_work(pods: Sequence[HeardPod]) -> Workload:
         total_sigma=lengths.sigma,
         num_totals=lengths.n,
         context_tokens=max(total - output / 2, 1.0),
-        is_encoding=known and not any(map(_writes, telling)),
-        decodes=sum(tick.decodes for tick in ticks) / steps if steps else 0.0,
+        is_encoding=is_encoding,
+        decodes=ran / steps if steps else 0.0,
         prefill_tokens=sum(tick.prefill_tokens for tick in ticks) / steps if steps else 0.0,
         throttled_share=sum(t.throttled_s for t in ticks) / busy_s if busy_s else 0.0,
         waiting_cap=sum(tick.waiting.cap for tick in last),

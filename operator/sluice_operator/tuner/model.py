@@ -88,9 +88,13 @@ def calibration(model: StepTime | None, pods: Sequence[HeardPod], work: Workload
     full = [tick for _, tick in islice(newest, k.FULL_TICKS)]
     if len(full) < k.MIN_FULL_TICKS:
         return 1.0
+    lowest, highest = k.CALIBRATION
+    if work.is_encoding:
+        predicted_ms = sum(t.steps * model.law.a + t.prefill_tokens * model.law.d for t in full)
+        measured_ms = 1000 * TICK_SECONDS * len(full)
+        return min(max(predicted_ms / measured_ms, lowest), highest)
     predicted = sum(_predicted_tokens(model, work, tick) for tick in full)
     measured = sum(tick.generated_tokens for tick in full)
-    lowest, highest = k.CALIBRATION
     return min(max(measured / predicted, lowest), highest) if predicted > 0 else 1.0
 
 

@@ -31,6 +31,7 @@ PARSED = {
     "core/sluice_core/hub/site.py": READ,
     "core/sluice_core/model/architecture.py": "a model's configuration: each number has its most",
     "core/sluice_core/model/encoders.py": "the same",
+    "core/sluice_core/model/images.py": "the same",
     "core/sluice_core/model/files.py": "the same: whoever reads a field checks it",
     "core/sluice_core/model/stored.py": "eight bytes of a header, below its most",
     "frontend/sluice_frontend/config.py": OWN,
@@ -81,6 +82,7 @@ PARSED = {
     "worker/sluice_worker/tasks/classify.py": OWN,
     "worker/sluice_worker/tasks/embed.py": OWN,
     "worker/sluice_worker/engine/startup.py": OWN,
+    "worker/sluice_worker/engine/encoding_start.py": OWN,
     "worker/sluice_worker/engine/process.py": "the API process's own messages",
 }
 """Why a module may parse."""

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..text.texts import TextReader
+from ..text.texts import TextReader, Write
 from .service import Service
 from .stream import watched
 
@@ -115,6 +115,14 @@ class TextSink:
     def ended(self, error: SluiceError) -> None:
         """Note that the text has no vector."""
         self._encoding.failed(self._number, error)
+
+
+def reader_of(service: Service, write: Write | None = None) -> TextReader:
+    """Reads what the model makes vectors or classes of. `write`: as for `TextReader`."""
+    facts = service.vectors
+    assert facts is not None  # it writes no text
+    pad_id = service.tokenizer.pad_id
+    return TextReader(service.prompts, facts.sentence, facts.images, pad_id=pad_id, write=write)
 
 
 async def read_texts(

@@ -47,7 +47,6 @@ from ..text.output import OutputText
 from ..text.pieces import Check, any_number
 from ..text.renderer import Templates
 from ..text.template import Pieces
-from ..text.texts import TextReader, Write
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_config import eos_token_ids
 from .generation import Generation, OpenChoice
@@ -222,12 +221,6 @@ class Service:
                 f"(matryoshka_dimensions: {known})",
                 param="dimensions",
             )
-
-    def reader(self, write: Write | None = None) -> TextReader:
-        """Reads what the model makes vectors or classes of. `write`: as for `TextReader`."""
-        assert self.vectors is not None  # it writes no text
-        sentence, images, pad_id = self.vectors.sentence, self.vectors.images, self.tokenizer.pad_id
-        return TextReader(self.prompts, sentence, images, pad_id=pad_id, write=write)
 
     def close(self) -> None:
         """End what runs beside this process."""

@@ -22,7 +22,7 @@ from sluice_frontend.api.sse import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api.encoding import FLOAT_BYTES, TextsReply, read_texts
+from ..api.encoding import FLOAT_BYTES, TextsReply, read_texts, reader_of
 from ..api.service import Service
 from ..text.pieces import Check
 from ..text.texts import TextReader
@@ -70,12 +70,12 @@ def served(service: Service) -> list[BoundOperation]:
     if facts is None:
         return []
     if facts.similarity is not None:
-        compare = partial(_compare, service, service.reader(), facts.similarity)
+        compare = partial(_compare, service, reader_of(service), facts.similarity)
         return [BoundOperation(classify.CLASSIFY, compare)]
     if facts.classes is None:
         return []
     score, classes = facts.token_score, facts.classes
-    reader = service.reader(None if score is None else partial(_written, service, score))
+    reader = reader_of(service, None if score is None else partial(_written, service, score))
     scores = len(classes.labels) == 1 and facts.sentence is not None
     return [
         BoundOperation(operation, partial(_judge, service, reader, classes, parse, form))

@@ -19,7 +19,7 @@ from sluice_frontend.api.sse import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api.encoding import TextsReply, read_texts
+from ..api.encoding import TextsReply, read_texts, reader_of
 from ..api.service import Service
 from ..text.texts import TextReader
 
@@ -34,7 +34,7 @@ def served(service: Service) -> list[BoundOperation]:
     facts = service.vectors
     if facts is None or facts.classes is not None:
         return []
-    reader = service.reader()
+    reader = reader_of(service)
     return [
         BoundOperation(operation, partial(_embed, service, reader, facts.normalizes, parse, form))
         for operation, parse, form in _ROUTES

@@ -43,7 +43,8 @@ class Around(NamedTuple):
 class Tokenizer:
     """A tokenizer.json, and the tokens that the files beside it add.
 
-    Special-token strings in a user's text are text, not control tokens.
+    Special-token strings in a user's text are text, not control tokens. `pad_id`: the token for
+    padding, as tokenizer_config.json names it; 0 if it names none.
     """
 
     def __init__(self, directory: Path, *, is_needed: bool = True) -> None:
@@ -61,6 +62,8 @@ class Tokenizer:
         _place_spaces(self._tokenizer)
         self.config = TokenizerConfig(directory)
         add_tokens(self._tokenizer, self.config)
+        padding = self.config.special_tokens.get("pad_token", "")
+        self.pad_id: int = self._tokenizer.token_to_id(padding) or 0
         self._letters = byte_of_letter()
         self._longest = longest_token(self._tokenizer)
         self._decoder = self._inner = self._tokenizer
@@ -77,13 +80,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens that it knows, added ones included."""
         return int(self._tokenizer.get_vocab_size())
-
-    @property
-    def pad_id(self) -> int:
-        """The token for padding, as tokenizer_config.json names it; 0 if it names none."""
-        name = self.config.special_tokens.get("pad_token")
-        found = None if name is None else self._tokenizer.token_to_id(name)
-        return 0 if found is None else int(found)
 
     @cached_property
     def control_tokens(self) -> dict[int, str]:

@@ -34,6 +34,23 @@ def test_texts_that_wait_raise_a_cap_under_it() -> None:
     assert decision.cap_reason == "EndToEndBreached"
 
 
+def test_a_cap_is_raised_no_further_than_ends_in_time_whatever_arrives() -> None:
+    waits = {"e2e": Requests(60, 60), "max_running": 6, "waiting": Waiting(cap=200)}
+    more = {"arrivals": 200, "finished": 60, "prefill_tokens": 3840, "steps": 10}
+    _, decision = decided(6, **waits, **more)
+    assert (decision.cap, decision.cap_move.reason) == (6, "EndsAtTarget")
+    assert decision.effective_batch == 6
+
+
+def test_a_pod_holds_what_its_steps_say() -> None:
+    """Full for a minute: 60 texts in ten steps of 2 s in all are what the model predicts: 28 a
+    second."""
+    waits = {"e2e": Requests(60, 60), "max_running": 6, "waiting": Waiting(cap=200)}
+    more = {"arrivals": 114, "finished": 60, "prefill_tokens": 3840, "steps": 10}
+    _, decision = decided(6, **waits, **more)
+    assert decision.replicas == 3  # 57 a second
+
+
 def test_a_queue_asks_for_pods_once_the_cap_is_as_large_as_may_be() -> None:
     waits = {"e2e": Requests(60, 60), "max_running": 6, "waiting": Waiting(cap=200)}
     more = {"arrivals": 80, "finished": 60, "prefill_tokens": 3840, "steps": 10}
