@@ -129,7 +129,7 @@ def picture(rows: Sequence[Row], target_ms: float, path: Path) -> None:
     axes[2].axhline(target_ms, color="#7b3294", linestyle="--", linewidth=0.8, label="target")
     axes[2].set_ylabel("ms")
     axes[2].set_xlabel("seconds")
-    axes[2].legend(loc="upper left")
+    axes[2].legend(loc="lower center")
     for before, after in zip(rows, rows[1:], strict=False):
         if before.phase != after.phase:
             for axis in axes:
