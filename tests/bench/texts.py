@@ -90,7 +90,7 @@ def texts() -> list[str]:
 def library(kind: str, python: str, model: Path, inputs: dict[str, Any]) -> Iterator[Peer]:
     """A library in a process of its own."""
     process = subprocess.Popen(
-        [python, str(PEER), kind, str(model)],
+        [python, "-P", str(PEER), kind, str(model)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -200,10 +200,12 @@ def run(pid: int, work: Callable[[], Any]) -> tuple[Result, Any]:
 def of_texts(directory: Path) -> dict[str, Callable[[], Any]]:
     """Who reads the texts."""
     asked, onnx = texts(), install("onnx", CACHE)
-    if not (minilm() / "onnx").exists():
-        subprocess.run([str(onnx.python), str(PEER), "export", str(minilm())], check=True)
-        found = sorted((minilm() / "onnx").glob("*qint8*"))
-        shutil.copy(found[0], minilm() / "onnx" / "int8.onnx")
+    exported = minilm().with_name("minilm-onnx")  # its files are written anew
+    if not (exported / "onnx" / "int8.onnx").exists():
+        shutil.copytree(minilm(), exported, dirs_exist_ok=True)
+        subprocess.run([str(onnx.python), "-P", str(PEER), "export", str(exported)], check=True)
+        found = sorted((exported / "onnx").glob("*qint8*"))
+        shutil.copy(found[0], exported / "onnx" / "int8.onnx")
     inputs = {"texts": asked}
     return {
         "Sluice float32": lambda: sluice(directory, asked, "--dtype", "float32"),
@@ -216,7 +218,7 @@ def of_texts(directory: Path) -> dict[str, Callable[[], Any]]:
             "st-bfloat16", sys.executable, minilm(), inputs
         ),
         "Sluice w8a8": lambda: sluice(directory, asked, "--quantization", "w8a8"),
-        "ONNX Runtime int8": lambda: library("onnx-int8", str(onnx.python), minilm(), inputs),
+        "ONNX Runtime int8": lambda: library("onnx-int8", str(onnx.python), exported, inputs),
     }
 
 

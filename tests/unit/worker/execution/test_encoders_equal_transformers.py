@@ -1,6 +1,7 @@
 """Encoders equal transformers, with texts of any lengths in one batch and no padding."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from sluice_core.errors import UnsupportedModel
 from sluice_core.model.encoders import EncoderShape
 from sluice_core.model.files import read_json
 from sluice_core.model.tasks import text_shape
-from sluice_kernels.plain import PlainKernels
+from sluice_kernels.choose import choose
+from sluice_kernels.interface import Kernels
 from sluice_worker.execution.encoders.encoder import Encoder
 from sluice_worker.execution.encoders.files import VectorFiles, of_encoder
 from sluice_worker.execution.encoders.texts import FlatTexts
@@ -25,7 +27,7 @@ def texts() -> list[list[int]]:
     return [torch.randint(5, VOCAB, (length,)).tolist() for length in LENGTHS]
 
 
-def load(path: Path, kernels: PlainKernels = PLAIN) -> Encoder:
+def load(path: Path, kernels: Kernels = PLAIN) -> Encoder:
     shape = EncoderShape.from_config(read_json(path, "config.json"))
     files = VectorFiles(path, torch.float32, CPU, of_encoder(shape.family))
     encoder = Encoder(shape, files.read, kernels)
@@ -53,6 +55,22 @@ def test_a_text_does_not_depend_on_those_beside_it(tmp_path: Path) -> None:
         together = torch.split(encoder.hidden(FlatTexts.of(asked, CPU)), LENGTHS)
         for token_ids, found in zip(asked, together, strict=True):
             assert torch.allclose(found, encoder.hidden(FlatTexts.of([token_ids], CPU)), atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_machines_own_kernels_give_the_same(name: str, activation: str, tmp_path: Path) -> None:
+    """Attention without padding where they have it, and activations behind their products."""
+    key = {"DistilBert": "activation", "ModernBert": "hidden_activation"}.get(name, "hidden_act")
+    random_model(name, **{key: activation}).save_pretrained(tmp_path)
+    own = choose(
+        CPU, torch.float32, None, os.environ, max_gather_bytes=1 << 24, max_scores_bytes=1 << 24
+    )
+    with torch.inference_mode():
+        plain, found = (
+            load(tmp_path, kernels).hidden(FlatTexts.of(texts(), CPU)) for kernels in (PLAIN, own)
+        )
+    assert torch.allclose(found, plain, atol=2e-5, rtol=1e-4)
 
 
 OLD_NAMES = {

@@ -18,7 +18,7 @@ from torch.nn.functional import (
     silu,
 )
 
-from ..models.linear import Linear, ReadTensor, fuse, made, read_linear
+from ..models.linear import Linear, ReadTensor, activated, fuse, made, read_linear
 from .texts import EqualLengths
 
 Attend = Callable[[Tensor, int | None], Tensor]
@@ -47,8 +47,8 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """One layer. `attention_norm` is None in front of ModernBERT's first one. `is_sliding`: its
-    tokens see a window."""
+    """One layer. `attention_norm` is None in front of ModernBERT's first one. `up` is activated,
+    unless it is gated. `is_sliding`: its tokens see a window."""
 
     attention_norm: LayerNorm | None
     qkv: Projection
@@ -87,10 +87,10 @@ class Layers:
 
     def __init__(self, shape: EncoderShape, read: ReadTensor, kernels: Kernels) -> None:
         self._shape, self._kernels = shape, kernels
+        self._activation = ACTIVATIONS[shape.activation]
         self._layers = [self._read_layer(read, number) for number in range(shape.num_layers)]
         name = shape.family.final_norm
         self._final = read_norm(shape, read, name) if name else None
-        self._activation = ACTIVATIONS[shape.activation]
 
     def __call__(self, rows: Tensor, seen: Seen) -> Tensor:
         """rows [num_rows, hidden_size] -> the same of the last layer."""
@@ -129,7 +129,7 @@ class Layers:
         if self._shape.family.names.gated:
             first, second = up.chunk(2, dim=-1)
             return layer.down(self._activation(first) * second)
-        return layer.down(self._activation(up))
+        return layer.down(up)
 
     def _attention(self, layer: EncoderLayer, rows: Tensor, seen: Seen, attend: Attend) -> Tensor:
         shape, window = self._shape, None
@@ -162,7 +162,9 @@ class Layers:
             made(kernels, fuse(qkv)),
             made(kernels, output),
             read_norm(shape, read, prefix + names.mlp_norm),
-            made(kernels, up),
+            made(kernels, up)
+            if names.gated
+            else activated(kernels, up, shape.activation, self._activation),
             made(kernels, down),
             shape.rotary is not None and number in shape.rotary.sliding_layers,
         )

@@ -4,10 +4,12 @@ A small model's step time is mostly the calls themselves, so it should make few 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from sluice_kernels.interface import Activation, Kernels, Projection
+from sluice_kernels.linear import PackedLinear, Pointwise
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -46,6 +48,18 @@ def fuse(parts: Sequence[Linear]) -> Linear:
     """All of `parts` as one; either all have a bias or none has."""
     biases = [part.bias for part in parts if part.bias is not None]
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+
+def activated(
+    kernels: Kernels, part: Linear, name: str, activation: Callable[[Tensor], Tensor]
+) -> Projection:
+    """`part` as the kernels compute it, and the activation of that `name` behind it."""
+    projection = made(kernels, part)
+    known: tuple[Pointwise, ...] = get_args(Pointwise)
+    for pointwise in known:
+        if pointwise == name and isinstance(projection, PackedLinear):
+            return replace(projection, activation=pointwise)
+    return lambda rows: activation(projection(rows))
 
 
 def made(kernels: Kernels, part: Linear, activation: Activation | None = None) -> Projection:
