@@ -91,7 +91,7 @@ def _introduction(out: Path) -> str:
     others = [f"[{path.stem}]({out.name}/{path.name})" for path in sorted(out.glob("*.md"))]
     if (above := out.parent.with_suffix(".md")).exists():
         others.append(f"[{above.stem}](../{above.name})")
-    told = f" Other processors: {', '.join(others)}." if others else ""
+    told = f" Other pages: {', '.join(others)}." if others else ""
     return INTRODUCTION.format(near=NEAR, options=f"--out {folder}", others=told)
 
 
