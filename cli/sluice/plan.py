@@ -94,6 +94,8 @@ def _read(args: argparse.Namespace) -> checkpoint.ModelFacts:
 
 def _ceiling(plan: sizing.MemoryPlan) -> str:
     """`explain` counts the longest sequences; more of the usual ones may fit."""
+    if not plan.kv_bytes_per_token:
+        return f"max_num_seqs: {plan.ceiling} texts or images a step"
     longest = min(plan.guaranteed_seqs, plan.ceiling)
     lengths = f" (of usual length; {longest} of the longest)" if longest < plan.ceiling else ""
     return f"max_num_seqs: {plan.ceiling}{lengths}"

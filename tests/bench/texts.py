@@ -32,6 +32,7 @@ import numpy as np
 import PIL.Image
 from bench.peers.checkpoint import CACHE
 from bench.peers.install import install
+from bench.peers.launch import free_port
 from bench.peers.processes import cpu_seconds, stop
 from integration.worker_process import running_worker
 from matplotlib.figure import Figure
@@ -158,16 +159,17 @@ def sluice(directory: Path, asked: list[str], *flags: str) -> Iterator[Peer]:
 
 
 @contextmanager
-def infinity(asked: list[str]) -> Iterator[Peer]:
-    """Infinity's server."""
+def infinity() -> Iterator[tuple[int, str]]:
+    """Infinity's server: its process and its URL, with OpenAI's routes."""
     site = install("infinity", CACHE)
-    port = 7997
+    port = free_port()
     log = (site.root / "server.log").open("wb")
     process = subprocess.Popen(
         [
             *(str(site.python.with_name("infinity_emb")), "v2", "--model-id", str(minilm())),
             *("--served-model-name", "tiny", "--engine", "torch", "--device", "cpu"),
             *("--port", str(port), "--host", "127.0.0.1", "--no-bettertransformer"),
+            *("--url-prefix", "/v1"),
         ],
         stdout=log,
         stderr=log,
@@ -184,9 +186,17 @@ def infinity(asked: list[str]) -> Iterator[Peer]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"Infinity does not serve; see {log.name}")
             time.sleep(0.5)
-        yield serving(process.pid, f"{url}/embeddings", "tiny", asked)
+        yield process.pid, url
     finally:
         stop(process)
+        log.close()
+
+
+@contextmanager
+def infinity_peer(asked: list[str]) -> Iterator[Peer]:
+    """It as a contender."""
+    with infinity() as (pid, url):
+        yield serving(pid, f"{url}/v1/embeddings", "tiny", asked)
 
 
 def run(pid: int, work: Callable[[], Any]) -> tuple[Result, Any]:
@@ -212,7 +222,7 @@ def of_texts(directory: Path) -> dict[str, Callable[[], Any]]:
         "sentence-transformers float32": lambda: library(
             "st-float32", sys.executable, minilm(), inputs
         ),
-        "Infinity": lambda: infinity(asked),
+        "Infinity": lambda: infinity_peer(asked),
         "Sluice bfloat16": lambda: sluice(directory, asked, "--dtype", "bfloat16"),
         "sentence-transformers bfloat16": lambda: library(
             "st-bfloat16", sys.executable, minilm(), inputs

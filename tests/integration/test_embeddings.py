@@ -1,6 +1,9 @@
 """A worker that makes vectors, under its clients: openai's, and the routes of other servers."""
 
 import base64
+import json
+import subprocess
+import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,3 +185,21 @@ def test_its_texts_are_counted_by_their_ends_alone(worker: Worker, client: OpenA
     worker.until_metric("vllm:e2e_request_latency_seconds_count", before + len(TEXTS))
     assert worker.metric("vllm:time_to_first_token_seconds_count") == 0
     assert worker.metric("vllm:num_requests_running") == 0
+
+
+def test_load_and_bench_know_vectors(worker: Worker, tmp_path: Path) -> None:
+    """Their requests have no outputs: tokens are those of the texts, and the end is all."""
+    route = ("--route", "/v1/embeddings", "--vocab-size", "60", "--prompt-tokens", "4", "20")
+    start = (sys.executable, "-m", "sluice")
+    load = ("load", "--url", worker.url, "--model", "tiny", "--phases", "a:closed:3:1")
+    told = subprocess.run([*start, *load, *route], capture_output=True, text=True, check=True)
+    phase = json.loads(told.stdout.splitlines()[-1])
+    assert phase["results"] == {"ok": phase["sent"]}
+    assert phase["tokens_per_s"] > phase["requests_per_s"] > 0
+    caps = ("--max-num-seqs", "1,2", "--admin-url", worker.admin_url, "--out", str(tmp_path))
+    waves = ("--wave", "8", "--waves", "2", "--silence", "0", "--seed", "1")
+    bench = ("bench", "--url", worker.url, *caps, *waves)
+    subprocess.run([*start, *bench, *route], capture_output=True, check=True)
+    points = json.loads((tmp_path / "bench.json").read_text())["points"]
+    assert [point["cap"] for point in points] == [1, 2]
+    assert all(point["e2e_ms"]["p99"] > 0 for point in points)

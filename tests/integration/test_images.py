@@ -1,8 +1,11 @@
 """Workers that read images: their clients' routes, and what they refuse."""
 
+import asyncio
 import base64
 import io
+import statistics
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -150,6 +153,26 @@ def test_images_of_many_requests_share_steps(classifier: Worker) -> None:
         asked = [pool.submit(post, classifier, "/classify", input=one) for one in sent * 12]
         found = [each.result()["data"][0]["label"] for each in asked]
     assert found == expected * 12
+
+
+async def test_health_answers_while_images_are_decoded(classifier: Worker) -> None:
+    large = url(pictures()[0].resize((1600, 1200)), "JPEG")
+    async with httpx.AsyncClient(timeout=120) as client:
+        asked = [
+            asyncio.create_task(
+                client.post(f"{classifier.url}/classify", json={"input": [large] * 8})
+            )
+            for _ in range(8)
+        ]
+        took_s = list[float]()
+        while not all(each.done() for each in asked):
+            began_s = time.monotonic()
+            (await client.get(classifier.url + "/health")).raise_for_status()
+            took_s.append(time.monotonic() - began_s)
+            await asyncio.sleep(0.01)
+        assert {each.result().status_code for each in asked} == {200}
+    assert len(took_s) > 20
+    assert statistics.median(took_s) < 0.05
 
 
 def bomb(side: int) -> str:

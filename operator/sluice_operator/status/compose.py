@@ -439,7 +439,7 @@ def _memory(report: Report) -> dict[str, Any]:
 def _observed(report: Report, kv_tokens: int) -> dict[str, Any]:
     """Sequences and expected preemptions in this memory at the observed lengths."""
     lengths = pooled(report.evidence)
-    if not lengths.n:
+    if not lengths.n or not kv_tokens:
         return {}
     share = overflow_share(report.runtime.cap or 0, kv_tokens, lengths.mean, lengths.sigma)
     return {
