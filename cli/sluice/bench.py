@@ -27,7 +27,15 @@ from sluice_operator.tuner import Targets
 
 from sluice.machine import processor
 from sluice.measure import curve
-from sluice.measure.client import COMPLETIONS, ROUTES, Outcome, Shape, add_length_arguments, request
+from sluice.measure.client import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    ROUTES,
+    Outcome,
+    Shape,
+    add_length_arguments,
+    request,
+)
 from sluice.measure.curve import CurveTally
 from sluice.measure.endpoint import (
     Cap,
@@ -244,7 +252,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     ):
         served = await served_model(api, args.url, args.model)
         window = served.window
-        longest = traffic.prompt_tokens[1] + traffic.max_tokens[1]
+        longest = traffic.prompt_tokens[1]
+        longest += traffic.max_tokens[1] if args.route != EMBEDDINGS else 0
         if window and longest > window:
             raise EndpointError(
                 f"requests of up to {longest} tokens are over the window of {window}; "

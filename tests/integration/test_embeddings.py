@@ -199,7 +199,8 @@ def test_load_and_bench_know_vectors(worker: Worker, tmp_path: Path) -> None:
     caps = ("--max-num-seqs", "1,2", "--admin-url", worker.admin_url, "--out", str(tmp_path))
     waves = ("--wave", "8", "--waves", "2", "--silence", "0", "--seed", "1")
     bench = ("bench", "--url", worker.url, *caps, *waves)
-    subprocess.run([*start, *bench, *route], capture_output=True, check=True)
+    done = subprocess.run([*start, *bench, *route], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     points = json.loads((tmp_path / "bench.json").read_text())["points"]
     assert [point["cap"] for point in points] == [1, 2]
     assert all(point["e2e_ms"]["p99"] > 0 for point in points)
