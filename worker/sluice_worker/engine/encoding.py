@@ -2,6 +2,7 @@
 files."""
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -38,6 +39,7 @@ class EncodingEngine:
         self._queue, self._model, self._times, self._max_len = queue, model, times, max_len
         self._image_rows, self._clock = image_rows, clock
         self._refitted_s = 0.0
+        self._sound: WaitingText | None = None
         self.num_steps = 0
 
     @property
@@ -78,7 +80,7 @@ class EncodingEngine:
         texts, limits = self._queue.take(started), self._queue.limits
         if not texts:
             return None, []
-        found = self._model.vectors(texts)
+        found = self._vectors(texts)
         ended = self._clock()
         self.num_steps += 1
         lengths = [len(text.token_ids) for text in texts]
@@ -95,9 +97,34 @@ class EncodingEngine:
             is_slow=self._times.is_slow,
             admitted=[text.request_id for text in texts],
         )
-        sentence = "the vector of this text or image is not finite"
+        sentence = (
+            "this text or image cannot be computed: its vector is not finite, or it broke a step"
+        )
         failed = [Finished(t.request_id, sentence, report.snapshot) for t, v in both if v is None]
         return report, failed
+
+    def _vectors(self, texts: Sequence[WaitingText]) -> list[bytes | None]:
+        """Those of a step. If it breaks, each is computed alone, so that one that fails fails alone.
+        If all fail, one that was computed before is tried: raises what it raises."""
+        try:
+            found = self._model.vectors(texts)
+        except Exception:
+            traceback.print_exc()
+            found = [self._alone(text) for text in texts]
+            if not any(found):
+                if self._sound is None:
+                    raise
+                self._model.vectors([self._sound])
+            return found
+        self._sound = texts[0]
+        return found
+
+    def _alone(self, text: WaitingText) -> bytes | None:
+        try:
+            return self._model.vectors([text])[0]
+        except Exception:
+            traceback.print_exc()
+            return None
 
     def use_idle_time(self) -> float:
         """Nothing is prepared."""
