@@ -104,8 +104,8 @@ class EncodingEngine:
         return report, failed
 
     def _vectors(self, texts: Sequence[WaitingText]) -> list[bytes | None]:
-        """Those of a step. If it breaks, each is computed alone, so that one that fails fails alone.
-        If all fail, one that was computed before is tried: raises what it raises."""
+        """Those of a step. If it breaks, each is computed alone, so that one fails alone. If all
+        fail, one that was computed before is tried: raises what it raises."""
         try:
             found = self._model.vectors(texts)
         except Exception:
