@@ -127,6 +127,19 @@ class AttendsTexts(Protocol):
         """
 
 
+@runtime_checkable
+class NormsTexts(Protocol):
+    """Kernels that know what stands between an encoder's products. All tensors are contiguous."""
+
+    def layer_norm(
+        self, rows: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        """The layer norm of rows + added, both [num_rows, width]; weight, bias: float32 [width]."""
+
+    def gelu_(self, rows: Tensor, *, is_tanh: bool) -> Tensor:
+        """GELU in place, by erf or in its tanh form; rows [num_rows, width]."""
+
+
 class Kernels(Protocol):
     """The operations of a step. cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
 

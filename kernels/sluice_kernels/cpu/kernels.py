@@ -92,6 +92,19 @@ class CppKernels:
         )
         return out
 
+    def layer_norm(
+        self, rows: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        out = torch.empty_like(rows)
+        parts = (rows, added, weight, bias, out)
+        addresses = (None if part is None else part.data_ptr() for part in parts)
+        self.library.call("layer_norm", rows.dtype, *addresses, *rows.shape, eps)
+        return out
+
+    def gelu_(self, rows: Tensor, *, is_tanh: bool) -> Tensor:
+        self.library.call("gelu_rows", rows.dtype, is_tanh, rows.data_ptr(), *rows.shape)
+        return rows
+
     def plan_texts(self, offsets: Tensor, like: Tensor) -> Tensor:
         return offsets
 

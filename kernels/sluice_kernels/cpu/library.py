@@ -14,6 +14,8 @@ _P, _I, _F = c_void_p, c_int, c_float
 _SIGNATURES = {
     "paged_attention": [*6 * [_P], *8 * [_I], _F, _F],
     "text_attention": [*4 * [_P], *6 * [_I], _F],
+    "layer_norm": [*5 * [_P], _I, _I, _F],
+    "gelu_rows": [_I, _P, _I, _I],
     "add_norm": [*4 * [_P], _I, _I, _F],
     "rope_and_store": [*6 * [_P], *5 * [_I], _F],
     "gate": [_I, _P, _P, _I, _I],

@@ -36,6 +36,46 @@ void add_norm(int num_threads, T* residual, const T* hidden, const float* weight
   });
 }
 
+// A row and what is added to it, at mean 0 and deviation 1, times weight plus bias. `added` and `bias`
+// may be none.
+template <class T>
+void layer_norm(int num_threads, const T* rows, const T* added, const float* weight,
+                const float* bias, T* out, int num_rows, int width, float eps) {
+  for_rows(num_threads, num_rows, width, [&](int64_t row) {
+    const T *r = rows + row * width, *a = added ? added + row * width : nullptr;
+    const auto at = [&](int x) {
+      const F v = get(r + x, width - x);
+      return a ? v + get(a + x, width - x) : v;
+    };
+    F total = F{}, squares = F{};
+    for (int x = 0; x < width; x += V) total += at(x);
+    const float mean = sum(total) / width;
+    for (int x = 0; x < width; x += V) {
+      F off = at(x) - mean;
+      if (x + V > width) off = LANES + x < width ? off : F{};
+      squares += off * off;
+    }
+    const float shrunk = 1.0f / std::sqrt(sum(squares) / width + eps);
+    for (int x = 0; x < width; x += V) {
+      const int n = width - x;
+      F v = (at(x) - mean) * shrunk * get(weight + x, n);
+      if (bias) v += get(bias + x, n);
+      put(out + row * width + x, v, n);
+    }
+  });
+}
+
+template <class T>
+void gelu_rows(int num_threads, int is_tanh, T* rows, int num_rows, int width) {
+  for_rows(num_threads, num_rows, width, [&](int64_t row) {
+    T* r = rows + row * width;
+    for (int x = 0; x < width; x += V) {
+      const F v = get(r + x, width - x);
+      put(r + x, is_tanh ? gelu(v) : gelu_exact(v), width - x);
+    }
+  });
+}
+
 // rotary: for each pair of neighbours, by what they are multiplied as a complex number.
 template <class T>
 void turn(T* head, const float* rotary, const float* weight, int head_dim, float eps) {
@@ -113,6 +153,17 @@ extern "C" {
 void add_norm(int is_bf16, int num_threads, void* residual, const void* hidden, const float* weight,
               void* out, int rows, int width, float eps) {
   FOR_DTYPE(add_norm(num_threads, (T*)residual, (const T*)hidden, weight, (T*)out, rows, width, eps))
+}
+
+void layer_norm(int is_bf16, int num_threads, const void* rows, const void* added,
+                const float* weight, const float* bias, void* out, int num_rows, int width,
+                float eps) {
+  FOR_DTYPE(layer_norm(num_threads, (const T*)rows, (const T*)added, weight, bias, (T*)out, num_rows,
+                       width, eps))
+}
+
+void gelu_rows(int is_bf16, int num_threads, int is_tanh, void* rows, int num_rows, int width) {
+  FOR_DTYPE(gelu_rows(num_threads, is_tanh, (T*)rows, num_rows, width))
 }
 
 void rope_and_store(int is_bf16, int num_threads, void* heads, const float* rotary,

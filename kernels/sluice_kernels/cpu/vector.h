@@ -153,6 +153,15 @@ inline F silu(F x) { return x * sigmoid(x); }
 inline F gelu(F x) {  // the tanh form
   return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
 }
+inline F gelu_exact(F x) {  // by erf within 1.5e-7 (Abramowitz and Stegun, 7.1.26)
+  const F z = (x < 0 ? -x : x) * 0.707106781f, t = 1.0f / (1.0f + 0.3275911f * z);
+  F p = t * 1.061405429f - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const F beyond = p * t * exp(-z * z);  // 1 - erf(z)
+  return 0.5f * x * (x < 0 ? beyond : 2.0f - beyond);
+}
 inline F opened(F gate, bool is_gelu) { return is_gelu ? gelu(gate) : silu(gate); }
 
 // All elements brought to one by `merge`, halves first.

@@ -521,3 +521,42 @@ def test_texts_behind_each_other_see_themselves_alone(
         expected = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1)
         found = ours[start : start + length].float()
         assert torch.allclose(found, expected, atol=EXACT[dtype], rtol=EXACT[dtype])
+
+
+@given(
+    num_rows=st.integers(1, 9),
+    width=st.integers(1, 130),
+    is_added=st.booleans(),
+    has_bias=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+@examples
+def test_layer_norms_of_sums_equal_torchs(
+    cpp: CppKernels,
+    num_rows: int,
+    width: int,
+    is_added: bool,
+    has_bias: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows, added = (torch.randn(num_rows, width, generator=generator) * 3 + 1 for _ in range(2))
+    rows, added = rows.to(dtype), added.to(dtype)
+    weight, bias = (torch.randn(width, generator=generator) for _ in range(2))
+    given_bias = bias if has_bias else None
+    found = cpp.layer_norm(rows, added if is_added else None, weight, given_bias, 1e-5)
+    whole = rows.float() + added.float() * is_added
+    expected = torch.nn.functional.layer_norm(whole, (width,), weight, given_bias, 1e-5)
+    assert torch.allclose(found.float(), expected, atol=EXACT[dtype], rtol=EXACT[dtype])
+
+
+@pytest.mark.parametrize("is_tanh", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_equals_torchs(cpp: CppKernels, dtype: torch.dtype, is_tanh: bool) -> None:
+    rows = torch.linspace(-12, 12, 4 * 1001).view(4, 1001).to(dtype)
+    expected = torch.nn.functional.gelu(rows.float(), approximate="tanh" if is_tanh else "none")
+    found = cpp.gelu_(rows.clone(), is_tanh=is_tanh).float()
+    exact = {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
+    assert torch.allclose(found, expected, atol=exact, rtol=exact)

@@ -210,7 +210,7 @@ def _images(asked: Asked, read: ReadTensor, kernels: Kernels) -> Images | None:
         return None
     rows = ImageEncoder(image, pixels, read, kernels)
     if isinstance(asked.shape, JointShape):
-        return Images(rows, read_image_vectors(asked.shape, read), pixels)
+        return Images(rows, read_image_vectors(asked.shape, read, kernels), pixels)
     if asked.classes is None:
         return Images(rows, first_row, pixels)
     return Images(rows, read_classifier(image, len(asked.classes.labels), read), pixels)

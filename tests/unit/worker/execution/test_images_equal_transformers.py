@@ -43,12 +43,13 @@ def facts(path: Path, task: Any) -> VectorFacts:
     return read_vector_facts(task, Directory(path), config, EngineConfig(model=str(path)))
 
 
-def vectors(path: Path, read: list[Read]) -> Tensor:
+def vectors(path: Path, read: list[Read], *, own_kernels: bool = False) -> Tensor:
     """Ours, in one step, by the engine's own way from files to numbers."""
     config = EngineConfig(model=str(path), dtype="float32", load_format="auto")
     machine = Machine(config, Resources())
     asked = read_asked(Directory(path), config, machine.kind)
-    model = load(config, Directory(path), asked, machine, PLAIN)
+    kernels = machine.kernels("float32") if own_kernels else PLAIN
+    model = load(config, Directory(path), asked, machine, kernels)
     waiting = [
         WaitingText(str(n), list(one.token_ids), 0, 0.0, pixels=one.pixels)
         for n, one in enumerate(read)
@@ -84,13 +85,15 @@ def assert_equal(ours: Tensor, expected: Tensor) -> None:
     assert torch.allclose(ours, expected, atol=5e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("own_kernels", [False, True])
 @pytest.mark.parametrize("name", EMBEDDERS)
-def test_vectors_of_images_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_vectors_of_images_equal_transformers(name: str, own_kernels: bool, tmp_path: Path) -> None:
     model = random_images_model(name)
     save(tmp_path, name, model)
     with torch.inference_mode():
         expected = model(theirs(tmp_path, name, pictures())).last_hidden_state[:, 0]
-    assert_equal(vectors(tmp_path, images_read(tmp_path, "embed", pictures())), expected)
+    read = images_read(tmp_path, "embed", pictures())
+    assert_equal(vectors(tmp_path, read, own_kernels=own_kernels), expected)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -104,9 +107,10 @@ def test_classes_of_images_equal_transformers(name: str, tmp_path: Path) -> None
     assert torch.equal(ours.argmax(-1), expected.argmax(-1))
 
 
+@pytest.mark.parametrize("own_kernels", [False, True])
 @pytest.mark.parametrize(("name", "eos"), [("clip", 3), ("clip", 2), ("siglip", 3)])
 def test_images_and_texts_in_one_step_equal_transformers(
-    name: str, eos: int, tmp_path: Path
+    name: str, eos: int, own_kernels: bool, tmp_path: Path
 ) -> None:
     model = random_joint_model(name, eos_token_id=eos)
     save(tmp_path, name, model)
@@ -116,7 +120,7 @@ def test_images_and_texts_in_one_step_equal_transformers(
     prompts = Prompts(tokenizer, config, parse_special=True)
     reader = TextReader(prompts, known.sentence, known.images, pad_id=tokenizer.pad_id)
     asked = TextsRequest(inputs=(*TEXTS, *(sent(picture) for picture in pictures())))
-    ours = vectors(tmp_path, reader.read(asked, 40, cut=40))
+    ours = vectors(tmp_path, reader.read(asked, 40, cut=40), own_kernels=own_kernels)
     theirs_texts = AutoTokenizer.from_pretrained(tmp_path)
     texts = [text.lower() for text in TEXTS] if name == "siglip" else TEXTS
     padding: Any = {"padding": "max_length", "max_length": 40} if name == "siglip" else {}

@@ -35,7 +35,7 @@ class Encoder:
             size = shape.relative_buckets, shape.num_heads
             self._bias = read(f"{family.relative_bias}.weight", size)
         if family.embeddings_norm:
-            self._norm = read_norm(shape, read, family.embeddings_norm)
+            self._norm = read_norm(shape, read, family.embeddings_norm, kernels)
         self._layers = Layers(shape, read, kernels)
         turning, dim = shape.rotary, shape.head_dim
         bases = (turning.theta, turning.sliding_theta) if turning is not None else ()

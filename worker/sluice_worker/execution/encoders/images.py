@@ -32,18 +32,17 @@ class ImageEncoder:
         self._tokens = torch.stack(tokens)[None] if tokens else kernel.new_zeros(1, 0, hidden)
         self._positions = _positions(shape, pixels, read)
         name = family.first_norm
-        self._first = read_norm(shape.layers, read, name) if name else None
+        self._first = read_norm(shape.layers, read, name, kernels) if name else None
         self._layers = Layers(shape.layers, read, kernels)
 
     def hidden(self, images: Tensor) -> Tensor:
         """uint8 [num_images, height, width, 3] -> the last layer's output, [num_images, num_rows,
         hidden_size]."""
         rows = torch.cat([self._tokens.expand(len(images), -1, -1), self._patched(images)], dim=1)
-        rows = rows + self._positions
-        rows = rows if self._first is None else self._first(rows)
         num, length, hidden = rows.shape
-        seen = Seen([EqualLengths(0, num, length)])
-        return self._layers(rows.flatten(0, 1), seen).view(num, length, hidden)
+        rows = (rows + self._positions).flatten(0, 1)
+        rows = rows if self._first is None else self._first(rows)
+        return self._layers(rows, Seen([EqualLengths(0, num, length)])).view(num, length, hidden)
 
     def _patched(self, images: Tensor) -> Tensor:
         """A row of each patch: a convolution whose steps do not overlap."""
@@ -106,10 +105,10 @@ def _classes(head: Linear, takes_mean: bool, rows: Tensor) -> Tensor:
     return head(found).float()
 
 
-def read_image_vectors(shape: JointShape, read: ReadTensor) -> ImageEnding:
+def read_image_vectors(shape: JointShape, read: ReadTensor, kernels: Kernels) -> ImageEnding:
     """The vectors of images in the space of texts, of the length 1."""
     if shape.family.is_siglip:
-        return _AttentionPool(shape.images, read)
+        return _AttentionPool(shape.images, read, kernels)
     name = "visual_projection"
     part = read_linear(read, name, shape.width, shape.images.hidden_size, has_bias=False)
     return lambda rows: normalize(part(rows[:, 0]).float(), dim=-1)
@@ -118,13 +117,13 @@ def read_image_vectors(shape: JointShape, read: ReadTensor) -> ImageEnding:
 class _AttentionPool:
     """SigLIP's head: one learnt row sees all rows of an image."""
 
-    def __init__(self, shape: ImageShape, read: ReadTensor) -> None:
+    def __init__(self, shape: ImageShape, read: ReadTensor, kernels: Kernels) -> None:
         hidden, prefix = shape.hidden_size, "vision_model.head."
         self._num_heads = shape.layers.num_heads
         self._activation = ACTIVATIONS[shape.layers.activation]
         width, attention = shape.layers.intermediate_size, f"{prefix}attention."
         self._out = read_linear(read, f"{attention}out_proj", hidden, hidden, has_bias=True)
-        self._norm = read_norm(shape.layers, read, f"{prefix}layernorm")
+        self._norm = read_norm(shape.layers, read, f"{prefix}layernorm", kernels)
         self._up = read_linear(read, f"{prefix}mlp.fc1", width, hidden, has_bias=True)
         self._down = read_linear(read, f"{prefix}mlp.fc2", hidden, width, has_bias=True)
         weight = read(f"{attention}in_proj_weight", (3 * hidden, hidden))

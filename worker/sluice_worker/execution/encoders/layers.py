@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 from sluice_core.model.encoders import Activation, EncoderShape
-from sluice_kernels.interface import AttendsTexts, Kernels, Projection
+from sluice_kernels.interface import AttendsTexts, Kernels, NormsTexts, Projection
 from torch import Tensor
 from torch.nn.functional import (
     gelu,
@@ -35,13 +35,18 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """weight, bias [width]; None for no bias."""
+    """weight, bias [width]; None for no bias. `own`: kernels that know it; both are float32 then."""
 
     weight: Tensor
     bias: Tensor | None
     eps: float
+    own: NormsTexts | None
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        """The norm of rows + added, both [num_rows, width]."""
+        if self.own is not None:
+            return self.own.layer_norm(rows, added, self.weight, self.bias, self.eps)
+        rows = rows if added is None else rows + added
         return layer_norm(rows, rows.shape[-1:], self.weight, self.bias, self.eps)
 
 
@@ -75,11 +80,16 @@ class Seen:
         return torch.tensor([0, *accumulate(lengths)])
 
 
-def read_norm(shape: EncoderShape, read: ReadTensor, name: str) -> LayerNorm:
+def read_norm(shape: EncoderShape, read: ReadTensor, name: str, kernels: Kernels) -> LayerNorm:
     """A norm of a model's rows."""
     size = (shape.hidden_size,)
+    weight = read(f"{name}.weight", size)
     bias = read(f"{name}.bias", size) if shape.norm_bias else None
-    return LayerNorm(read(f"{name}.weight", size), bias, shape.norm_eps)
+    if not isinstance(kernels, NormsTexts):
+        return LayerNorm(weight, bias, shape.norm_eps, None)
+    return LayerNorm(
+        weight.float(), None if bias is None else bias.float(), shape.norm_eps, kernels
+    )
 
 
 class Layers:
@@ -90,7 +100,7 @@ class Layers:
         self._activation = ACTIVATIONS[shape.activation]
         self._layers = [self._read_layer(read, number) for number in range(shape.num_layers)]
         name = shape.family.final_norm
-        self._final = read_norm(shape, read, name) if name else None
+        self._final = read_norm(shape, read, name, kernels) if name else None
 
     def __call__(self, rows: Tensor, seen: Seen) -> Tensor:
         """rows [num_rows, hidden_size] -> the same of the last layer."""
@@ -116,8 +126,8 @@ class Layers:
 
     def _post_norm(self, layer: EncoderLayer, rows: Tensor, seen: Seen, attend: Attend) -> Tensor:
         assert layer.attention_norm is not None
-        rows = layer.attention_norm(rows + self._attention(layer, rows, seen, attend))
-        return layer.mlp_norm(rows + self._mlp(layer, rows))
+        rows = layer.attention_norm(rows, self._attention(layer, rows, seen, attend))
+        return layer.mlp_norm(rows, self._mlp(layer, rows))
 
     def _pre_norm(self, layer: EncoderLayer, rows: Tensor, seen: Seen, attend: Attend) -> Tensor:
         normed = rows if layer.attention_norm is None else layer.attention_norm(rows)
@@ -158,10 +168,10 @@ class Layers:
             output, down = _scaled(output, first), _scaled(down, second)
         has_norm = shape.family.first_norm or number > 0
         return EncoderLayer(
-            read_norm(shape, read, prefix + names.attention_norm) if has_norm else None,
+            read_norm(shape, read, prefix + names.attention_norm, kernels) if has_norm else None,
             made(kernels, fuse(qkv)),
             made(kernels, output),
-            read_norm(shape, read, prefix + names.mlp_norm),
+            read_norm(shape, read, prefix + names.mlp_norm, kernels),
             made(kernels, up)
             if names.gated
             else activated(kernels, up, shape.activation, self._activation),

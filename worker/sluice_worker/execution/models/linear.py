@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
-from sluice_kernels.interface import Activation, Kernels, Projection
+from sluice_kernels.interface import Activation, Kernels, NormsTexts, Projection
 from sluice_kernels.linear import PackedLinear, Pointwise
 from torch import Tensor
 from torch.nn.functional import linear
@@ -59,6 +59,8 @@ def activated(
     for pointwise in known:
         if pointwise == name and isinstance(projection, PackedLinear):
             return replace(projection, activation=pointwise)
+    if isinstance(kernels, NormsTexts) and name in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
+        return lambda rows: kernels.gelu_(projection(rows), is_tanh=name != "gelu")
     return lambda rows: activation(projection(rows))
 
 
