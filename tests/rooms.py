@@ -22,7 +22,7 @@ BUDGETS = {
     "gate/sluice_vllm": 800,
     "worker/sluice_worker": 12_700,
     "operator/sluice_operator": 11_900,
-    "kernels/sluice_kernels": 4_700,
+    "kernels/sluice_kernels": 4_760,
     "cli/sluice": 4_200,
     "cluster/sluice_cluster": 2_200,
 }
