@@ -35,7 +35,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """weight, bias [width]; None for no bias. `own`: kernels that know it; both are float32 then."""
+    """weight, bias [width]; None for no bias. `own`: kernels that know it, in float32."""
 
     weight: Tensor
     bias: Tensor | None
