@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import numpy as np
 import PIL.Image
@@ -129,12 +130,14 @@ def of_base64(answer: Any) -> Vectors:
 async def from_clients(url: str, asked: Sequence[str], name: str) -> None:
     """Each text as a request of its own, from NUM_CLIENTS clients."""
     left = iter(asked)
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+    timeout = aiohttp.ClientTimeout(600)
+    async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as client:
 
         async def run() -> None:
             for text in left:
                 body = {"input": [text], "model": name, "encoding_format": "base64"}
-                (await client.post(url, json=body)).raise_for_status()
+                async with client.post(url, json=body) as answer:
+                    await answer.read()
 
         await asyncio.gather(*(run() for _ in range(NUM_CLIENTS)))
 
