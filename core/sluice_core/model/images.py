@@ -20,6 +20,10 @@ from .stored import Weights, read_number
 MAX_SIDE = 2048
 CHANNELS = 3
 MAX_LOGIT_SCALE = 20.0
+MAX_PIXELS = 1 << 25
+"""Of an image as it is sent, and as it is resized."""
+DECODING_BYTES = 7 * MAX_PIXELS
+"""For one image at a time: as it is in its file, with transparency, and in RGB."""
 PROCESSOR = "preprocessor_config.json"
 PROCESSORS = "processor_config.json"
 """Of version 5 on, for models that read texts too."""

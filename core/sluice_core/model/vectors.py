@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .architecture import DTYPE_BYTES, ModelShape, SizingError, resolve_dtype, weights_bytes
 from .encoders import EncoderShape
-from .images import JointShape
+from .images import DECODING_BYTES, JointShape
 from .sizing import (
     GIB,
     HOST_BYTES,
@@ -53,7 +53,7 @@ def plan_vectors(shape: Shape, asked: MemoryRequest, pixel_bytes: int = 0) -> Me
         weights_bytes=asked.weights_bytes,
         activation_bytes=step_bytes(shape, longest, asked.dtype_bytes),
         workspace_bytes=WORKSPACE_BYTES[asked.device],
-        reserve_bytes=asked.reserve_bytes + 2 * WAITING_IMAGES * pixel_bytes,
+        reserve_bytes=asked.reserve_bytes + _for_images(pixel_bytes),
         kv_bytes_per_token=0,
         block_size=1,
         num_blocks=0,
@@ -62,6 +62,10 @@ def plan_vectors(shape: Shape, asked: MemoryRequest, pixel_bytes: int = 0) -> Me
         device=asked.device,
     )
     return plan if plan.fixed_bytes <= plan.usable_bytes else replace(plan, ceiling=0)
+
+
+def _for_images(pixel_bytes: int) -> int:
+    return DECODING_BYTES + 2 * WAITING_IMAGES * pixel_bytes if pixel_bytes else 0
 
 
 def stored_bytes(shape: Shape, dtype_bytes: int) -> int:

@@ -7,13 +7,11 @@ from io import BytesIO
 import PIL.Image
 import PIL.ImageOps
 from sluice_core.errors import RequestError
-from sluice_core.model.images import Pixels
+from sluice_core.model.images import MAX_PIXELS, Pixels
 from sluice_frontend.api.pooling.texts import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Others have decoders that start programs or are seldom tried."""
-MAX_PIXELS = 1 << 25
-"""Of an image as it is sent, and as it is resized: a hundred MiB."""
 PIL.Image.MAX_IMAGE_PIXELS = None  # `_open` looks at the size, before anything is decoded
 
 
@@ -56,12 +54,13 @@ class ImageReader:
 
 
 def _open(data: bytes, number: int) -> PIL.Image.Image:
-    """The image, upright and in RGB."""
-    with PIL.Image.open(BytesIO(data), formats=FORMATS) as file:
-        width, height = file.size
-        if width * height > MAX_PIXELS:
-            raise _refused(number, f"has {width} x {height} pixels; {MAX_PIXELS:,} are possible")
-        return PIL.ImageOps.exif_transpose(file).convert("RGB")
+    """The image, upright and in RGB, with no more copies than that takes."""
+    image: PIL.Image.Image = PIL.Image.open(BytesIO(data), formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        size = f"{image.width} x {image.height}"
+        raise _refused(number, f"has {size} pixels; {MAX_PIXELS:,} are possible")
+    PIL.ImageOps.exif_transpose(image, in_place=True)
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _refused(number: int, problem: str) -> RequestError:

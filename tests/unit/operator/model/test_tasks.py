@@ -21,7 +21,8 @@ def facts(name: str) -> ModelFacts:
 
 
 def spec(task: str, **changes: Any) -> Any:
-    return create_service(model__task=task, slo={"endToEnd": "500ms"}, **changes).spec
+    given = {"hardware__memory": "2Gi", "slo": {"endToEnd": "500ms"}, **changes}
+    return create_service(model__task=task, **given).spec
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,8 @@ def test_images_that_wait_are_planned() -> None:
     )
     assert images
     assert texts
-    assert images.reserve_bytes - texts.reserve_bytes == 2 * 1024 * 224 * 224 * 3
+    decoding = 7 << 25
+    assert images.reserve_bytes - texts.reserve_bytes == decoding + 2 * 1024 * 224 * 224 * 3
 
 
 def test_a_foreign_engine_decides_for_itself() -> None:
