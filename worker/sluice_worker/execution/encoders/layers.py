@@ -18,7 +18,7 @@ from torch.nn.functional import (
     silu,
 )
 
-from ..models.linear import Linear, ReadTensor, activated, fuse, made, read_linear
+from ..models.linear import Linear, ReadTensor, activated, fuse, made, read_linear, wide
 from .texts import EqualLengths
 
 Attend = Callable[[Tensor, int | None], Tensor]
@@ -169,7 +169,7 @@ class Layers:
         has_norm = shape.family.first_norm or number > 0
         return EncoderLayer(
             read_norm(shape, read, prefix + names.attention_norm, kernels) if has_norm else None,
-            made(kernels, fuse(qkv)),
+            wide(kernels, fuse(qkv)),
             made(kernels, output),
             read_norm(shape, read, prefix + names.mlp_norm, kernels),
             made(kernels, up)

@@ -67,3 +67,9 @@ def activated(
 def made(kernels: Kernels, part: Linear, activation: Activation | None = None) -> Projection:
     """`part` as the kernels compute it, quantised where they quantise."""
     return kernels.projection(part.weight, part.bias, activation, narrow=True)
+
+
+def wide(kernels: Kernels, part: Linear) -> Projection:
+    """`part` as the kernels compute it, never quantised. With an encoder's queries, keys and values in
+    int8, the least cosine of 400 texts to MiniLM's own is 0.991; with these wide, 0.997."""
+    return kernels.projection(part.weight, part.bias, None, narrow=False)
