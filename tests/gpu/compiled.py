@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import triton
-from sluice_kernels.triton import add_norm, choose, cut, decode, gated, prefill, rotate_store
+from sluice_kernels.triton import add_norm, choose, cut, decode, gated, prefill, rotate_store, texts
 from sluice_kernels.triton.attend import Pages
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -44,7 +44,7 @@ POINTERS |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), "fp32")
 POINTERS |= dict.fromkeys(("tokens", "top_ks"), "i64")
 UNKNOWN = ("table_stride", "min_blocks")  # what is not specialised
 SCALARS = {"scale": "fp32", "eps": "fp32", "softcap": "fp32"}
-SCALARS |= dict.fromkeys(("query_stride", "table_stride", "row_stride"), "i32")
+SCALARS |= dict.fromkeys(("query_stride", "table_stride", "row_stride", "stride"), "i32")
 SCALARS |= {"width": "i32", "min_blocks": "i32"}
 
 
@@ -90,6 +90,12 @@ def cases() -> Iterator[Case]:
     yield Case("norm, rotate, store", rotate_store._rotate_store, turn)
     yield Case("add, norm", add_norm._add_norm, add_norm.norm_constants(HIDDEN, adds=True))
     yield Case("silu, mul", gated._gated, {"IS_GELU": False, "BLOCK": gated.BLOCK})
+    for name, itemsize, dtype in (("", 2, "bf16"), (", float32", 4, "fp32")):
+        common = texts.text_constants(12, 64, itemsize)
+        whole = {**common, "WINDOW": 0, "IS_CAUSAL": False}
+        yield Case(f"texts{name}", texts._texts, whole, dtype)
+        whole = {**common, "WINDOW": 64, "IS_CAUSAL": True}
+        yield Case(f"texts, window, causal{name}", texts._texts, whole, dtype)
     yield Case("choose", choose._choose, choose.choose_constants(has_softcap=False))
     yield Case("cut", cut._cut, cut.cut_constants(torch.bfloat16, has_softcap=False))
     bent = cut.cut_constants(torch.float32, has_softcap=True)

@@ -84,6 +84,18 @@ def rows_per_tile(itemsize: int) -> int:
     return 32 if itemsize == 4 else 64
 
 
+def text_constants(num_heads: int, dim: int, itemsize: int) -> dict[str, int]:
+    """Compile-time constants of the kernel, without window and cause."""
+    return {
+        "NUM_HEADS": num_heads,
+        "HEAD_DIM": dim,
+        "ROWS": rows_per_tile(itemsize),
+        "DIMS": padded(dim, 16),  # the least that tensor cores take
+        "BLOCK": 32 if itemsize == 4 else 64,
+        "num_warps": 4,
+    }
+
+
 def text_attention(qkv: Tensor, tiles: Tensor, window: int | None, *, is_causal: bool) -> Tensor:
     """Returns [num_rows, num_heads * head_dim]; rows outside all texts are undefined.
 
@@ -99,11 +111,10 @@ def text_attention(qkv: Tensor, tiles: Tensor, window: int | None, *, is_causal:
                 part = slice(start, start + length)
                 out[part] = reference(qkv[part], window, is_causal=is_causal)
         return out
+    compiled_for = text_constants(num_heads, dim, qkv.element_size())
     _texts[tiles.shape[0], num_heads](
         qkv, tiles, out, dim**-0.5 * LOG2E, qkv.stride(0),
-        NUM_HEADS=num_heads, HEAD_DIM=dim, ROWS=rows_per_tile(qkv.element_size()),
-        DIMS=padded(dim, 16), BLOCK=32 if qkv.element_size() == 4 else 64, WINDOW=window or 0,
-        IS_CAUSAL=is_causal, num_warps=4,
+        WINDOW=window or 0, IS_CAUSAL=is_causal, **compiled_for,
     )  # fmt: skip
     return out
 
