@@ -7,9 +7,9 @@ from typing import Any
 from .manifests import MANAGED_BY, MANAGED_BY_LABEL
 
 
-def token_of(secret: Mapping[str, Any]) -> str | None:
+def token_of(secret: Mapping[str, Any], key: str = "token") -> str | None:
     """The token in a live Secret, None if a person has removed or spoilt it."""
-    encoded = (secret.get("data") or {}).get("token")
+    encoded = (secret.get("data") or {}).get(key)
     try:
         token = base64.b64decode(encoded, validate=True).decode("ascii").strip() if encoded else ""
     except (ValueError, TypeError):

@@ -236,7 +236,8 @@ def _deployment_spec(
 def _progress_seconds(template: Manifest) -> int:
     """Seconds until pods that are not ready are called stuck."""
     text = json.dumps(template)
-    is_download = "--model=hf://" in text or '"name": "HF_HOME"' in text
+    marks = ("--model=hf://", '"name": "HF_HOME"', "s3://", "gs://")
+    is_download = any(mark in text for mark in marks)
     return _FETCH_S if is_download else _LOAD_S
 
 
@@ -256,8 +257,7 @@ def pinned_commit(live: Object | None) -> str:
 def model_of(service: InferenceService) -> str:
     """Hash of the model that is asked for."""
     model = service.spec.model
-    secret = model.secret_ref.name if model.secret_ref else None
-    return digest([model.uri, model.dtype, model.revision, secret])
+    return digest([model.uri, model.dtype, model.revision, model.secret])
 
 
 def is_of_model(service: InferenceService, live: Object | None) -> bool:

@@ -3,7 +3,7 @@ equal bytes."""
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -114,8 +114,11 @@ def _engine_inputs(service: InferenceService) -> dict[str, object]:
     """Another engine's own fields. The gate's image is none: a new operator restarts no pod."""
     engine = service.spec.engine
     if engine.name == "Sluice":
-        return {}
-    variables = [[variable.name, variable.value] for variable in engine.env]
+        return {"command": list(engine.command)} if engine.command else {}
+    variables = [
+        [one.name, one.manifest()["valueFrom"] if one.value_from else one.value]
+        for one in engine.env
+    ]
     return {
         "engine": [engine.name, list(engine.command), variables, engine.port, engine.health_path]
     }
@@ -126,9 +129,8 @@ def _hub_inputs(service: InferenceService, settings: Settings) -> dict[str, obje
     model = service.spec.model
     if model.repo is None:
         return {}
-    secret = model.secret_ref.name if model.secret_ref else None
     given = [one for one in (settings.hub_proxy, settings.hub_authorities) if one]
-    return {"hub": [settings.hub_endpoint, model.revision, secret, _cache(service), *given]}
+    return {"hub": [settings.hub_endpoint, model.revision, model.secret, _cache(service), *given]}
 
 
 def pod_spec(
@@ -209,7 +211,11 @@ def _containers(
             image_of(service.spec.engine, settings),
             _arguments(service, ceiling, commit),
         )
-        told = {"args": arguments, "env": _worker_environment(service, settings)}
+        told = {
+            **_command(service.spec.engine.command),
+            "args": arguments,
+            "env": _worker_environment(service, settings),
+        }
         return {"containers": [_front(service, settings, "worker", image, told, held, "http")]}
     capacity = ceiling or FOREIGN[service.spec.engine.name].capacity
     told = {
@@ -281,9 +287,8 @@ def _engine(
     however long that takes. Five failures leave a gate that ends the time to be started again."""
     spec, model = service.spec, service.spec.model
     run = _invocation(service, capacity, commit)
-    command = run.command or spec.engine.command
     own = [{"name": name, "value": value} for name, value in run.env.items()]
-    given = {one.name: {"name": one.name, "value": one.value} for one in spec.engine.env}
+    given = {one.name: one.manifest() for one in spec.engine.env}
     taken = {*given, *_other_spellings(given)}
     home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
     hub = _hub_environment(service, settings)
@@ -293,7 +298,7 @@ def _engine(
         "image": image_of(spec.engine, settings),
         "imagePullPolicy": settings.image_pull_policy,
         "restartPolicy": "Always",
-        **({"command": list(command)} if command else {}),
+        **_command(spec.engine.command or run.command),
         "args": [*run.args, *spec.engine.args, *run.owned],
         # A variable that is there twice is refused by the API server.
         "env": [*(one for one in ours if one["name"] not in taken), *given.values()],
@@ -307,6 +312,11 @@ def _engine(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(service, settings, "engine"),
     }
+
+
+def _command(program: Sequence[str]) -> Manifest:
+    """Nothing where the image's own entry point runs."""
+    return {"command": list(program)} if program else {}
 
 
 def _invocation(service: InferenceService, capacity: int, commit: str) -> Invocation:
@@ -424,7 +434,9 @@ def _hub_environment(service: InferenceService, settings: Settings) -> list[Mani
         file = f"{_AUTHORITIES_DIR}/{_AUTHORITIES}"
         environment.append({"name": "SSL_CERT_FILE", "value": file})  # replaces httpx's public ones
     if model.secret_ref is not None:
-        source = {"secretKeyRef": {"name": model.secret_ref.name, "key": "token"}}
+        source = {
+            "secretKeyRef": {"name": model.secret_ref.name, "key": model.secret_ref.token_key}
+        }
         environment.append({"name": "HF_TOKEN", "valueFrom": source})
     return environment
 

@@ -108,7 +108,7 @@ class ModelReader:
         return Unread(f"{model.uri[:128]} is not read after {_DEADLINE_S:g} s")
 
     async def _token(self, service: InferenceService) -> str | Refused | None:
-        """The token in the object's Secret; None without a Secret or without its key.
+        """The token in the object's Secret; None without a Secret.
 
         A Secret that is not there yet could become anybody's, after the model was read and when
         pods get its token.
@@ -125,7 +125,13 @@ class ModelReader:
                 "the operator did not create.",
                 is_final=True,
             )
-        return token_of(secret)
+        token = token_of(secret, ref.token_key)
+        if token is None:
+            absent = (
+                f"spec.model.secretRef: {ref.name} has no token under the key `{ref.token_key}`."
+            )
+            return Refused(absent, is_final=True)
+        return token
 
 
 def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool) -> Found:

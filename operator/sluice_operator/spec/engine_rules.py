@@ -87,9 +87,8 @@ ENGINE_RULES: Final = {
     **_owned(),
     "self.name != 'Ollama' || !has(self.args) || self.args.size() == 0":
         "args: Ollama takes no flags; use env",
-    "self.name == 'Custom' || (!has(self.port) && !has(self.healthPath) && "
-    "(!has(self.command) || self.command.size() == 0))":
-        "command, port and healthPath belong to Custom only",
+    "self.name == 'Custom' || (!has(self.port) && !has(self.healthPath))":
+        "port and healthPath belong to Custom only",
     "self.name != 'Custom' || (has(self.image) && self.image != '')":
         "image: Custom has no default image",
     "!has(self.port) || !(self.port in [8000, 8001])": "port: the gate has 8000 and 8001",
@@ -116,6 +115,9 @@ SPEC_RULES: Final = {
     f"!({_is('LlamaCpp', 'Ollama')}) || self.model.uri.startsWith('hf://') || "
     "self.model.uri.endsWith('.gguf')":
         "model.uri: LlamaCpp and Ollama need the path of a .gguf file",
+    "!self.model.uri.matches('^(s3|gs)://') || " + _is("VLLM", "SGLang", "Custom"):
+        "model.uri: only VLLM, SGLang and Custom read s3:// and gs://; else copy the checkpoint "
+        "into a volume and use pvc://CLAIM/PATH",
     f"!({_is('Custom')}) || !has(self.model.maxModelLen)":
         "model.maxModelLen: give it in the args of Custom",
     f"!({_is('Ollama', 'Custom')}) || type(self.batching.maxNumBatchedTokens) != int":

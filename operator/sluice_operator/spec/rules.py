@@ -19,7 +19,9 @@ _LABEL_KEY = rf"([a-z0-9][-a-z0-9.]{{0,200}}/)?{_LABEL}"
 _IS_LABEL = {matches(f"({_LABEL})?"): "must be the value of a label"}
 _HF = matches(r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _PVC = matches(r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9][A-Za-z0-9._/-]*)?")
-_FILE = matches(r"file:///models/[A-Za-z0-9][A-Za-z0-9._/-]*")
+_FILE = matches(r"file:///[A-Za-z0-9][A-Za-z0-9._/-]*")
+_BUCKET = matches(r"(s3|gs)://[a-z0-9][a-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._/-]*)?")
+_KEY = {matches("[-._A-Za-z0-9]+"): "must be a key of a Secret or a ConfigMap"}
 _IMAGE = matches(r"[a-z0-9][A-Za-z0-9._:/-]*(@sha256:[a-f0-9]{64})?")
 
 RULES: Final[dict[str, dict[str, str]]] = {
@@ -37,25 +39,27 @@ RULES: Final[dict[str, dict[str, str]]] = {
             "revision, secretRef and cache belong to hf:// models only",
     },
     "spec.model.uri": {
-        "!self.startsWith('s3://')":
-            "s3:// is not built yet: copy the checkpoint into a volume and use pvc://CLAIM/PATH",
-        matches("(hf|pvc|file|s3)://.*"): "must start with hf://, pvc:// or file:///models/",
+        matches("(hf|pvc|file|s3|gs)://.*"):
+            "must start with hf://, pvc://, file:///, s3:// or gs://",
         "!self.contains('..')": "must not contain '..'",
         f"!self.startsWith('hf://') || {_HF}":
             "hf:// needs the form hf://OWNER/NAME; give a revision in spec.model.revision",
         f"!self.startsWith('pvc://') || {_PVC}":
             "pvc:// needs the form pvc://CLAIM or pvc://CLAIM/PATH",
-        f"!self.startsWith('file://') || {_FILE}": "file:// is read only under file:///models/",
+        f"!self.startsWith('file://') || {_FILE}": "file:// needs a path: file:///PATH",
+        f"!self.matches('^(s3|gs)://') || {_BUCKET}":
+            "s3:// and gs:// need the form s3://BUCKET/PATH",
     },
     "spec.model.revision": {
         matches("[A-Za-z0-9][A-Za-z0-9._/-]*"): "must be a branch, a tag or a commit",
         "!self.contains('..')": "must not contain '..'",
     },
     "spec.model.name": {
-        matches("[A-Za-z0-9][A-Za-z0-9._/:-]*"):
-            "must be letters, digits and . _ / : -, starting with a letter or digit",
+        matches("[/A-Za-z0-9][A-Za-z0-9._/:-]*"):
+            "must be letters, digits and . _ / : -, starting with a letter, a digit or /",
     },
     "spec.model.secretRef.name": _IS_NAME,
+    "spec.model.secretRef.key": _KEY,
     "spec.model.cache.pvc": _IS_NAME,
     "spec.engine": ENGINE_RULES,
     "spec.engine.image": {
@@ -65,6 +69,18 @@ RULES: Final[dict[str, dict[str, str]]] = {
     "spec.engine.env[].name": {
         matches("[A-Za-z_][A-Za-z0-9_]*"): "must be the name of a variable",
     },
+    "spec.engine.env[]": {
+        "!has(self.valueFrom) || !has(self.value) || self.value == ''":
+            "value and valueFrom exclude each other",
+    },
+    "spec.engine.env[].valueFrom": {
+        "has(self.secretKeyRef) != has(self.configMapKeyRef)":
+            "must have one of secretKeyRef and configMapKeyRef",
+    },
+    "spec.engine.env[].valueFrom.secretKeyRef.name": _IS_NAME,
+    "spec.engine.env[].valueFrom.secretKeyRef.key": _KEY,
+    "spec.engine.env[].valueFrom.configMapKeyRef.name": _IS_NAME,
+    "spec.engine.env[].valueFrom.configMapKeyRef.key": _KEY,
     "spec.engine.healthPath": {matches("/[A-Za-z0-9._/-]*"): "must be a path such as /health"},
     "spec.api.trustedProxies[]": {
         "isCIDR(self) && cidr(self).masked() == cidr(self)":

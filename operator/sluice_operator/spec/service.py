@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, convert, field, structs
+from msgspec import Meta, convert, field, structs, to_builtins
 from sluice_core.contract import Overload, SchedulingPolicy
 from sluice_core.words import clean
 
@@ -55,12 +55,28 @@ class SpecError(ValueError):
 
 
 class SecretRef(SpecObject, frozen=True):
-    """The Secret that holds a token, or keys.
+    """The Secret that holds keys.
 
     name: Name of the Secret.
     """
 
     name: Text
+
+
+class TokenRef(SpecObject, frozen=True):
+    """The Secret that holds a hub's token.
+
+    name: Name of the Secret.
+    key: The token's key in it; left out, `token`.
+    """
+
+    name: Text
+    key: Text | None = None
+
+    @property
+    def token_key(self) -> str:
+        """The token's key, with the default."""
+        return self.key or "token"
 
 
 class ModelCache(SpecObject, frozen=True):
@@ -75,14 +91,15 @@ class ModelCache(SpecObject, frozen=True):
 class Model(SpecObject, frozen=True):
     """What is served.
 
-    uri: The checkpoint: hf://OWNER/NAME, pvc://CLAIM/PATH, or file:///models/NAME in the image.
+    uri: The checkpoint: hf://OWNER/NAME, pvc://CLAIM/PATH, or file:///PATH in the container. VLLM,
+      SGLang and Custom also stream s3://BUCKET/PATH and gs://BUCKET/PATH.
     revision: Branch, tag or commit of an hf:// model.
     name: The `model` of the OpenAI API; left out, the object's name.
     task: What the checkpoint is for. Only Generate has first tokens and gaps; others have an end.
     dtype: Type of weights and KV cache.
     maxModelLen: Longest prompt plus output in tokens; left out, the checkpoint's own (before
       longrope).
-    secretRef: Secret with key `token`, for gated hf:// models.
+    secretRef: Secret with a token, for gated hf:// models.
     cache: Volume that keeps what hf:// downloads.
     """
 
@@ -92,12 +109,12 @@ class Model(SpecObject, frozen=True):
     task: Task = "Generate"
     dtype: DType = "auto"
     max_model_len: Annotated[int, Meta(ge=1, le=1_048_576)] | None = None
-    secret_ref: SecretRef | None = None
+    secret_ref: TokenRef | None = None
     cache: ModelCache | None = None
 
     @property
     def scheme(self) -> str:
-        """hf, pvc or file."""
+        """hf, pvc, file, s3 or gs."""
         return self.uri.split("://", 1)[0]
 
     @property
@@ -107,8 +124,16 @@ class Model(SpecObject, frozen=True):
 
     @property
     def directory(self) -> str | None:
-        """The checkpoint's directory in the image for file://, else None."""
+        """The checkpoint's directory in the container for file://, else None."""
         return self.uri.removeprefix("file://").rstrip("/") if self.scheme == "file" else None
+
+    @property
+    def secret(self) -> str | None:
+        """The Secret of the token, with the key where the object says one."""
+        if self.secret_ref is None:
+            return None
+        name, key = self.secret_ref.name, self.secret_ref.key
+        return f"{name}/{key}" if key else name
 
 
 _LONGEST = 4096
@@ -116,15 +141,47 @@ _LONGEST = 4096
 Argument = Annotated[str, Meta(min_length=1, max_length=_LONGEST)]
 
 
+class KeyRef(SpecObject, frozen=True, omit_defaults=True):
+    """A key of a Secret or a ConfigMap, as in a pod.
+
+    name: Name of the object.
+    key: Key in it.
+    optional: Without the key the variable is not set; else the pod waits for it.
+    """
+
+    name: Text
+    key: Text
+    optional: bool = False
+
+
+class EnvSource(SpecObject, frozen=True, omit_defaults=True):
+    """Where a variable's value comes from, as in a pod; one of the two.
+
+    secretKeyRef: A key of a Secret.
+    configMapKeyRef: A key of a ConfigMap.
+    """
+
+    secret_key_ref: KeyRef | None = None
+    config_map_key_ref: KeyRef | None = None
+
+
 class EnvVar(SpecObject, frozen=True):
     """A variable of the engine's container.
 
     name: Its name.
     value: Its value.
+    valueFrom: Where its value comes from instead.
     """
 
     name: Text
     value: Annotated[str, Meta(min_length=0, max_length=_LONGEST)] = ""
+    value_from: EnvSource | None = None
+
+    def manifest(self) -> dict[str, Any]:
+        """As a pod spec wants it."""
+        if self.value_from is None:
+            return {"name": self.name, "value": self.value}
+        return {"name": self.name, "valueFrom": to_builtins(self.value_from)}
 
 
 class EngineSpec(SpecObject, frozen=True):
@@ -132,7 +189,8 @@ class EngineSpec(SpecObject, frozen=True):
 
     name: Which engine; Custom is any server with OpenAI's routes.
     image: Image of the engine; empty or left out, the operator's default for it.
-    command: Command of a Custom engine; left out, the image's own.
+    command: Program of the container, which gets the engine's flags as its arguments; left out, the
+      engine's own, and of Custom the image's.
     args: Flags for the engine that have no field here, each as --FLAG=VALUE. They win over ours,
       except for host, port and capacity, which the gate needs.
     env: Variables of another engine than Sluice.

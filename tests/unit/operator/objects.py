@@ -62,6 +62,7 @@ _QUANTISED_ON_A_GPU = {
     "engine": {"args": ["--seed=1", "--quantization=w8a8"]},
     "hardware": _ON_A_GPU,
 }
+_KEY = {"name": "a", "key": "b"}
 _IMAGE, HUB = {"image": "r/e:1"}, {"uri": "hf://a/b"}
 _TOO_MUCH = {
     "args": ["x" * 4096] * 8,
@@ -112,21 +113,22 @@ def _of(engine: str, says: str, **changes: Any) -> Invalid:
 
 
 INVALID = [
-    Invalid("spec.model.uri", "s3://bucket/demo", "s3:// is not built yet"),
+    Invalid("spec.model.uri", "s3://bucket/demo", "only VLLM, SGLang and Custom read s3:// and"),
+    _of("VLLM", "s3:// and gs:// need the form", model={"uri": "gs://Bucket/demo"}),
+    Invalid("spec.model", {**HUB, "secretRef": {**_KEY, "key": "a b"}}, "must be a key of a"),
     Invalid("spec.model.uri", "hf://Qwen/Qwen3-0.6B@v1", "give a revision in spec.model.revision"),
     Invalid("spec.model", {"uri": "hf://a/b", "revision": "a/../b"}, "must not contain '..'"),
     Invalid("spec.model.uri", "hf://Qwen", "hf:// needs the form hf://OWNER/NAME"),
     Invalid("spec.model.uri", "http://169.254.169.254/latest/meta-data", "must start with hf://"),
-    Invalid("spec.model.uri", "file:///etc/passwd", "file:// is read only under file:///models/"),
-    Invalid("spec.model.uri", "file://localhost/models/a", "only under file:///models/"),
+    Invalid("spec.model.uri", "file://localhost/models/a", "file:// needs a path: file:///PATH"),
     Invalid("spec.model.uri", "file:///models/../etc", "must not contain '..'"),
-    Invalid("spec.model.uri", "file:///models/a\n", "file:// is read only"),
+    Invalid("spec.model.uri", "file:///models/a\n", "file:// needs a path"),
     Invalid("spec.model.uri", "pvc://Claim/a", "pvc:// needs the form"),
     Invalid("spec.model.uri", REMOVED, "Required value"),
     Invalid("spec.model.uri", 7, "must be of type string"),
     Invalid("spec.model.uri", "file:///models/" + "a" * 300, "Too long"),
     Invalid("spec.model.revision", "main", "belong to hf:// models only"),
-    Invalid("spec.model.task", "Embed", "only Generate is built yet"),
+    Invalid("spec.model.task", "Embed", "first tokens and gaps are of task Generate"),
     Invalid("spec.model.task", "Sing", "Unsupported value"),
     Invalid("spec.model.dtype", "int8", "Unsupported value"),
     Invalid("spec.model.maxModelLen", 0, "greater than or equal to 1"),
@@ -143,7 +145,17 @@ INVALID = [
     Invalid("spec.engine", {"name": "Custom"}, "Custom has no default image"),
     Invalid("spec.engine", {"name": "Custom", **_IMAGE, "port": 8001}, "the gate has 8000"),
     Invalid("spec.engine", {"name": "Custom", **_IMAGE, "healthPath": "a"}, "must be a path such"),
-    Invalid("spec.engine", {"name": "Ollama", "command": ["a"]}, "belong to Custom only"),
+    Invalid("spec.engine", {"name": "Ollama", "port": 9000}, "belong to Custom only"),
+    *(
+        Invalid("spec.engine", {"name": "Ollama", "env": [{"name": "A", **source}]}, says)
+        for source, says in (
+            ({"value": "a", "valueFrom": {"secretKeyRef": _KEY}}, "exclude each other"),
+            ({"valueFrom": {}}, "must have one of secretKeyRef and configMapKeyRef"),
+            ({"valueFrom": {"secretKeyRef": {**_KEY, "key": "/"}}}, "must be a key of a Secret"),
+            ({"valueFrom": {"configMapKeyRef": {**_KEY, "name": "A"}}}, "name of a Kubernetes"),
+            ({"valueFrom": {"secretKeyRef": {"name": "a"}}}, "Required value"),
+        )
+    ),
     Invalid("spec.engine.env", [{"name": "A"}], "env belongs to other engines than Sluice"),
     Invalid("spec.engine", {"name": "Ollama", "env": [{"name": "a-b"}]}, "the name of a variable"),
     Invalid(
@@ -243,17 +255,17 @@ def _durations(low_ms: int, high_ms: int) -> st.SearchStrategy[str]:
 _NUM_SEQS: st.SearchStrategy[Any] = st.just("Auto") | st.integers(1, 4096)
 _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "spec.model": st.fixed_dictionaries(
-        {"uri": _texts("file:///models/a", "file:///models/a-b/c.d_e/", "pvc://c/d", "pvc://c")}
+        {"uri": _texts("file:///models/a", "file:///data/a-b/c.d_e/", "pvc://c/d", "pvc://c")}
     )
     | st.fixed_dictionaries(
         {"uri": _texts("hf://Qwen/Qwen3-0.6B", "hf://a/B.c_d-e")},
         optional={
             "revision": _texts("main", "refs/pr/3", "v1.0", "0" * 40),
-            "secretRef": st.just({"name": "hf"}),
+            "secretRef": st.sampled_from([{"name": "hf"}, {"name": "hf", "key": "HF.TOKEN_1"}]),
             "cache": st.just({"pvc": "models"}),
         },
     ),
-    "spec.model.name": _texts("a", "Qwen/Qwen3-0.6B", "a:b_c.d-e", "x" * 128),
+    "spec.model.name": _texts("a", "/data/a", "Qwen/Qwen3-0.6B", "a:b_c.d-e", "x" * 128),
     "spec.model.dtype": _texts("auto", "float32", "bfloat16", "float16"),
     "spec.model.maxModelLen": st.integers(1, 1_048_576),
     "spec.engine.image": _texts("", "a", "10.0.0.1:5000/w/x:1.0", "r/w@sha256:" + "0" * 64),

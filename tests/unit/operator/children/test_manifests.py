@@ -454,9 +454,10 @@ def test_a_claim_keeps_what_the_pods_of_a_hub_model_fetch() -> None:
 
 
 def test_the_token_of_a_hub_model_reaches_the_pod_by_reference_only() -> None:
-    environment = _container(model={**HUB, "secretRef": {"name": "hf"}})["env"]
-    source = {"secretKeyRef": {"name": "hf", "key": "token"}}
-    assert {"name": "HF_TOKEN", "valueFrom": source} in environment
+    for given, key in (({"name": "hf"}, "token"), ({"name": "hf", "key": "HF"}, "HF")):
+        environment = _container(model={**HUB, "secretRef": given})["env"]
+        source = {"secretKeyRef": {"name": "hf", "key": key}}
+        assert {"name": "HF_TOKEN", "valueFrom": source} in environment
     assert {"name": "HF_ENDPOINT", "value": "https://huggingface.co"} in environment
     assert not any(one["name"].startswith("HF_") for one in _container()["env"])
 

@@ -201,6 +201,43 @@ def test_a_custom_engine_brings_its_command_port_and_health() -> None:
     assert (env["A"], env["SLUICE_MODEL"], env["SLUICE_CAPACITY"]) == ("b", "/models/demo", "32")
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_program_of_the_user_gets_the_flags_of_the_engine(name: str) -> None:
+    wrapper = ["sh", "-c", 'prepare && exec engine "$@"', "engine"]
+    engine, plain = _engine(name, engine={"command": wrapper}), _engine(name)
+    assert engine["command"] == wrapper
+    assert {**engine, "command": None} == {**plain, "command": None}
+    ours = _deployment(engine={"command": wrapper})["spec"]["template"]["spec"]["containers"][0]
+    assert ours["command"] == wrapper
+    assert "--model=/models/demo" in ours["args"]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_variables_come_from_secrets_and_config_maps(name: str) -> None:
+    chosen = {"name": "a", "key": "b"}
+    given = [
+        {"name": "A", "valueFrom": {"secretKeyRef": chosen}},
+        {"name": "B", "valueFrom": {"configMapKeyRef": {**chosen, "optional": True}}},
+    ]
+    assert _engine(name, engine={"env": given})["env"][-2:] == given
+
+
+@pytest.mark.parametrize("name", ["VLLM", "SGLang", "Custom"])
+@pytest.mark.parametrize("uri", ["s3://bucket/a/b", "gs://bucket/a/b"])
+def test_a_model_in_object_storage_is_handed_to_an_engine_that_streams_it(
+    name: EngineName, uri: str, tmp_path: Path
+) -> None:
+    deployment = _deployment(engine={"name": name, "image": "r/e:1"}, model={"uri": uri})
+    engine = deployment["spec"]["template"]["spec"]["initContainers"][-1]
+    told = [*engine["args"], *_env(engine).values()]
+    assert any(one.removeprefix("--model-path=") == uri for one in told)
+    assert deployment["spec"]["progressDeadlineSeconds"] == 6 * 3600
+    spec = create_service(engine={"name": name, "image": "r/e:1"}, model={"uri": uri}).spec
+    fit = judge(spec, read(uri, "auto", tmp_path, on_cpu=False))
+    assert (fit.status, fit.reason) == ("Unknown", "LeftToEngine")
+    assert uri in fit.message
+
+
 def test_our_scheduler_comes_into_vllm_unless_the_user_names_another() -> None:
     pod = _pod("VLLM")
     copy, engine = pod["initContainers"]
@@ -236,7 +273,7 @@ def test_variables_of_the_user_win_but_for_those_that_the_api_server_refuses(nam
     assert sorted(one["name"] for one in theirs) == sorted([*own, "B"])
 
 
-_CUSTOM_ONLY = {"engine.command", "engine.port", "engine.healthPath"}
+_CUSTOM_ONLY = {"engine.port", "engine.healthPath"}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -252,7 +289,15 @@ def test_no_field_is_accepted_and_ignored(name: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"args": ["--a"]}, {"env": [{"name": "A"}]}, {"name": "SGLang"}, {"image": "r/e:2"}]
+    "change",
+    [
+        {"args": ["--a"]},
+        {"command": ["a"]},
+        {"env": [{"name": "A"}]},
+        {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]},
+        {"name": "SGLang"},
+        {"image": "r/e:2"},
+    ],
 )
 def test_an_edit_of_the_engine_takes_new_pods(change: dict[str, Any]) -> None:
     before = create_service(engine={"name": "VLLM", "image": "r/e:1"})

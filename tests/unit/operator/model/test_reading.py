@@ -271,6 +271,17 @@ async def test_a_secret_that_is_named_before_it_is_there_is_looked_at_when_it_is
     assert await by.found(asked, serving=False, now=NOW + 200) == CHECKPOINT
 
 
+async def test_a_token_is_read_under_the_key_that_the_object_says(model: Model) -> None:
+    ref = {"name": "hf", "key": "HF"}
+    asked = create_service(model={"uri": "hf://org/gated", "secretRef": ref})
+    by = Reader(asked)
+    by.secrets.held["hf"] = {"metadata": {}, "data": {"token": "aGY="}}
+    absent = "spec.model.secretRef: hf has no token under the key `HF`."
+    assert await by.found(asked, serving=False) == Refused(absent, is_final=True)
+    by.secrets.held["hf"] = {"metadata": {}, "data": {"HF": "aGY="}}
+    assert await by.found(asked, serving=False, now=NOW + 100) == CHECKPOINT
+
+
 async def test_what_serves_is_left_as_it_is_while_its_secret_is_away(model: Model) -> None:
     asked = create_service(model={"uri": "hf://org/gated", "secretRef": {"name": "hf"}})
     by = Reader(asked)
