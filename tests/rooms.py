@@ -21,7 +21,7 @@ BUDGETS = {
     "gate/sluice_gate": 3_050,
     "gate/sluice_vllm": 800,
     "worker/sluice_worker": 12_700,
-    "operator/sluice_operator": 11_900,
+    "operator/sluice_operator": 12_800,
     "kernels/sluice_kernels": 4_760,
     "cli/sluice": 4_200,
     "cluster/sluice_cluster": 2_200,
