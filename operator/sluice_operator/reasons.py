@@ -52,7 +52,10 @@ class Reason(StrEnum):
     )
     SETTLED = "Settled", "All is as the object asks."
     NOT_STALLED = "NotStalled", "Nothing stands in the way."
-    INVALID_SPEC = "InvalidSpec", "The spec cannot be read; its pods go on as they are."
+    INVALID_SPEC = (
+        "InvalidSpec",
+        "The spec cannot be read, or the API server refuses its pods; the old ones go on.",
+    )
     UNKNOWN_FIELDS = (
         "UnknownFields",
         "Fields of the spec that this operator does not know, as a newer one does, are left out.",

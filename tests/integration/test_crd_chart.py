@@ -14,7 +14,8 @@ import yaml
 from integration.apiserver import ApiServer
 from sluice_cluster import binaries
 from sluice_cluster.settings import ClusterSettings, LocalClusterError
-from sluice_cluster.shell import Word, run
+from sluice_cluster.shell import Word, run, wait_until
+from unit.operator.objects import changed, valid_object
 
 CHART = Path(__file__).parents[2] / "charts" / "sluice"
 IMAGES = ("--set", "image=registry/operator:1", "--set", "worker.image=registry/worker:1")
@@ -71,6 +72,9 @@ def test_notes_name_each_namespace_and_the_crd_only_where_it_is_the_chart_s(helm
     mine = run([*install, "--set", "watchNamespaces={a,b}"])
     assert "\n  kubectl delete infs --all -n a\n  kubectl delete infs --all -n b\n" in mine
     assert "kubectl delete crd" in mine
+    policy = "inferenceservices-pod-template.sluice.dev"
+    for kind in ("validatingadmissionpolicy", "validatingadmissionpolicybinding"):
+        assert f"\n  kubectl delete {kind} {policy}" in mine
     assert "\n  kubectl delete clusterrole sluice-admin sluice-edit sluice-view" in mine
     other = run([*install, "--set", "crds.install=false,userRoles=false"])
     assert "kubectl delete infs --all --all-namespaces" in other
@@ -193,7 +197,7 @@ def test_the_crd_and_the_roles_of_users_can_be_left_out(helm: Path) -> None:
     assert shared("--set", without) == set()
 
 
-def test_what_the_docs_tell_a_cluster_admin_to_apply_is_the_definition_and_the_roles(
+def test_what_the_docs_tell_a_cluster_admin_to_apply_is_the_definition_its_policy_and_the_roles(
     helm: Path,
 ) -> None:
     lines = (CHART.parents[1] / "docs" / "operate.md").read_text().splitlines()
@@ -202,8 +206,8 @@ def test_what_the_docs_tell_a_cluster_admin_to_apply_is_the_definition_and_the_r
     assert program == "helm"
     applied = [body for body in yaml.safe_load_all(run([helm, *arguments])) if body]
     names = {body["metadata"]["name"] for body in applied}
-    crd = "inferenceservices.sluice.dev"
-    assert names == {crd, "sluice-admin", "sluice-edit", "sluice-view"}
+    crd, policy = "inferenceservices.sluice.dev", "inferenceservices-pod-template.sluice.dev"
+    assert names == {crd, policy, "sluice-admin", "sluice-edit", "sluice-view"}
 
 
 def test_enabled_is_a_parent_charts_and_not_a_way_to_install_nothing(
@@ -354,6 +358,49 @@ def test_the_api_server_grants_the_account_that(
     }
     answer = kubectl(installed, "create", "-f", "-", "-o", "json", stdin=json.dumps(review))
     assert json.loads(answer)["status"]["allowed"] == (expected == "yes")
+
+
+@pytest.fixture
+def bob(installed: ApiServer) -> Iterator[str]:
+    """A namespace whose user `bob` may do all with its objects, and make no pods."""
+    name = "bobs"
+    kubectl(installed, "create", "namespace", name)
+    role = ("create", "rolebinding", "edit", "--clusterrole", "sluice-edit", "--user", "bob")
+    kubectl(installed, *role, "-n", name)
+    yield name
+    kubectl(installed, "delete", "namespace", name, "--wait=false")
+
+
+def test_an_object_with_an_overlay_is_edited_with_the_right_to_create_pods(
+    installed: ApiServer, bob: str
+) -> None:
+    """Else who may make objects, and no pods, would run code as any account of the namespace."""
+
+    def apply(name: str, who: tuple[str, ...], **spec: Any) -> str:
+        body = changed(valid_object(name), "metadata.namespace", bob)
+        body["spec"] |= spec
+        given = json.dumps(body)
+        return kubectl(installed, "apply", "--server-side", "-f", "-", *who, stdin=given)
+
+    def refused(name: str, **spec: Any) -> bool:
+        try:
+            apply(name, as_bob, **spec)
+        except LocalClusterError as e:
+            return "edited with the right to create pods" in str(e)
+        return False
+
+    as_bob, admin = ("--as", "bob"), ("--force-conflicts",)
+    overlay: Manifest = {"spec": {"serviceAccountName": "admin"}}
+    wait_until("the policy to be in force", lambda: refused("new", podTemplate=overlay), 60.0)
+    apply("plain", as_bob)
+    assert refused("plain", podTemplate=overlay)
+    apply("theirs", admin, podTemplate=overlay)
+    patch = ("patch", "infs", "theirs", "-n", bob, *as_bob, "--type=merge", "-p")
+    kubectl(installed, *patch, '{"metadata": {"labels": {"a": "b"}}}')
+    kubectl(installed, "scale", "infs/theirs", "--replicas=1", "-n", bob, *as_bob)
+    with pytest.raises(LocalClusterError, match="edited with the right to create pods"):
+        kubectl(installed, *patch, '{"spec": {"engine": {"image": "r/mine:1"}}}')
+    kubectl(installed, *patch, '{"spec": {"podTemplate": null}}')
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec import to_builtins
 from sluice_core.bounded import count
 from sluice_core.model.sizing import HOST_BYTES, MAX_CEILING
 
 from ..cluster.observed import Object, controller_of
 from ..settings import Settings
 from ..spec.service import API_VERSION, GROUP, KIND, InferenceService
-from . import pod
+from . import overlay, pod, resources
 from .pod import Manifest, secret_name
 from .runtime import OWNER_ANNOTATION, DecidedRuntime, runtime_name
 
@@ -207,10 +208,7 @@ def deployment(
     if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == asked.model):
         commit = pinned_commit(live)
     held = pod.held(service, loading_bytes, disk_bytes)
-    template = kept or {
-        "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
-        "spec": pod.pod_spec(service, settings, ceiling, commit, held),
-    }
+    template = kept or _template(service, settings, ceiling, commit, held)
     annotations = asked.annotations | {
         CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
         COMMIT_ANNOTATION: commit,
@@ -218,6 +216,25 @@ def deployment(
     }
     body = {"spec": _deployment_spec(service, replicas, unplaced, template)}
     return _child(service, "apps/v1", "Deployment", service.name, body, annotations)
+
+
+def check(service: InferenceService, settings: Settings) -> None:
+    """Raise SpecError if the object's overlay takes what is ours."""
+    _template(service, settings, None, "", {})
+
+
+def _template(
+    service: InferenceService, settings: Settings, ceiling: int | None, commit: str, held: Manifest
+) -> Manifest:
+    template = {
+        "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
+        "spec": pod.pod_spec(service, settings, ceiling, commit, held),
+    }
+    given = service.spec.pod_template
+    if given is None:
+        return template
+    devices = resources.limits(service.spec.hardware).keys() - {"cpu", "memory"}
+    return overlay.merged(template, to_builtins(given), devices)
 
 
 def _deployment_spec(

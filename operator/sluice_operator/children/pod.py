@@ -90,6 +90,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
         **_api_inputs(service),
         **_engine_inputs(service),
+        **({"template": to_builtins(spec.pod_template)} if spec.pod_template else {}),
         "image": [image_of(spec.engine, settings), settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
         "tokens": spec.batching.max_num_batched_tokens,

@@ -67,6 +67,12 @@ class ClusterError(Exception):
         super().__init__(clean(message))
         self.status, self.reason, self.retry_after_s = status, clean(reason), retry_after_s
 
+    @property
+    def is_of_template(self) -> bool:
+        """True if a pod template was refused for a field or a value. Its writer must mend it: the
+        API server answers 500 to a field that it does not know."""
+        return self.status in (422, 500) and "spec.template." in str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:

@@ -140,10 +140,7 @@ class Reconciler:
         try:
             parsed = self._kind.parse(body)
         except SpecError as e:
-            wanted = compose.fail(last, previous, Reason.INVALID_SPEC, str(e), now)
-            await self._tell(meta, events.transitions(previous, wanted), now)
-            await self._write_status(wanted)
-            return self._dependencies.settings.resync_s
+            return await self._tell_invalid(last, previous, str(e), now)
         if parsed.unknown:
             await self._tell(meta, [events.left_out(parsed.unknown, parsed.generation)], now)
         try:
@@ -157,6 +154,8 @@ class Reconciler:
         try:
             await self._kind.execute(planned, partial(self._tell, meta, now=now))
         except ClusterError as e:
+            if e.is_of_template:
+                return await self._tell_invalid(planned.status, previous, str(e), now)
             await self._tell_refusal(planned.status, previous, e, now)
             raise
         wait_s = await self._write_status(planned.status)
@@ -180,6 +179,16 @@ class Reconciler:
         await self._kind.children.sweep()
         there = await self._dependencies.roster.listed(KIND, self._namespace, time.monotonic())
         return not there.lacks(self._body)
+
+    async def _tell_invalid(
+        self, known: dict[str, Any], previous: Object, why: str, now: float
+    ) -> float:
+        """Report in the status `known` what the object's writer must mend; seconds until the next
+        pass, which an edit brings at once."""
+        wanted = compose.fail(known, previous, Reason.INVALID_SPEC, why, now)
+        await self._tell(self._body["metadata"], events.transitions(previous, wanted), now)
+        await self._write_status(wanted)
+        return _SERVING_BACKOFF_S if self._serves else self._dependencies.settings.resync_s
 
     async def _tell_refusal(
         self, known: dict[str, Any], previous: Object, refused: ClusterError, now: float

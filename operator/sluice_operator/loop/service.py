@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ..children import runtime
+from ..children import manifests, runtime
 from ..children.api_keys import ApiKeys
 from ..children.drift import manifest_hash
 from ..children.manifests import is_ours
@@ -69,7 +69,9 @@ class ServiceKind:
 
     def parse(self, body: Object) -> InferenceService:
         """Read the object. Raises SpecError."""
-        return parse(body)
+        service = parse(body)
+        manifests.check(service, self._dependencies.settings)
+        return service
 
     async def observe(
         self, service: InferenceService, uid: str, previous: Object, now: float

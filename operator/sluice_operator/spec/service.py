@@ -357,6 +357,34 @@ class Api(SpecObject, frozen=True):
     trusted_proxies: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
 
+_LABELS = {"type": "object", "maxProperties": 64, "additionalProperties": {"type": "string"}}
+_ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+"""A full schema of a pod would be larger than all the rest, and older than the API server's own."""
+
+
+class PodMetadata(SpecObject, frozen=True, omit_defaults=True):
+    """As in a pod.
+
+    labels: Labels of the pods.
+    annotations: Annotations of the pods.
+    """
+
+    labels: Annotated[dict[str, str], Meta(extra={"schema": _LABELS})] = {}
+    annotations: Annotated[dict[str, str], Meta(extra={"schema": _LABELS})] = {}
+
+
+class PodTemplate(SpecObject, frozen=True, omit_defaults=True):
+    """An overlay of the pods' template.
+
+    metadata: Labels and annotations.
+    spec: Fields of a PodSpec; lists are merged by name. The container `engine` is the engine, and
+      `gate` the gate; others are sidecars. Other initContainers run before the engine.
+    """
+
+    metadata: PodMetadata = PodMetadata()
+    spec: Annotated[dict[str, Any], Meta(extra={"schema": _ANYTHING})] = {}
+
+
 class Spec(SpecObject, frozen=True, kw_only=True):
     """The wanted state.
 
@@ -374,6 +402,8 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     apiKeySecretRef: Secret with key `keys`: the bearer keys of the API, one a line, read again when
       it changes; left out, anyone who can reach the Service can use the API.
     api: What clients find at the pods' door.
+    podTemplate: An overlay of the pods' template, for what has no field here. What the operator
+      owns in it is refused.
     """
 
     model: Model
@@ -387,6 +417,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     drain: Drain = Drain()
     api_key_secret_ref: SecretRef | None = None
     api: Api = Api()
+    pod_template: PodTemplate | None = None
 
     @property
     def scheduling_policy(self) -> SchedulingPolicy:
