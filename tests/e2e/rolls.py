@@ -132,14 +132,14 @@ class Rolls:
             for thread in threads:
                 thread.join(60)
 
-    def roll(self) -> None:
-        """Replace two pods, by an edit of their template."""
+    def roll(self, spec: Mapping[str, object] | None = None) -> None:
+        """Replace two pods, by an edit of their template; None: of the engine's arguments."""
         self._cluster.patch(NAME, {"replicas": 2})
         self._settled(2)
         old = set(self._cluster.identities(NAME))
         self._num_rolls += 1
         args = [f"--seed={self._num_rolls}"]
-        self._step("roll", {"engine": {"args": args}}, 2, old)
+        self._step("roll", spec or {"engine": {"args": args}}, 2, old)
 
     def scale_in(self) -> None:
         """Take one of two pods."""
