@@ -369,8 +369,8 @@ class PodMetadata(SpecObject, frozen=True, omit_defaults=True):
     annotations: Annotations of the pods.
     """
 
-    labels: Annotated[dict[str, str], Meta(extra={"schema": _LABELS})] = {}
-    annotations: Annotated[dict[str, str], Meta(extra={"schema": _LABELS})] = {}
+    labels: Annotated[dict[str, str], Meta(extra={"schema": _LABELS})] | None = None
+    annotations: Annotated[dict[str, str], Meta(extra={"schema": _LABELS})] | None = None
 
 
 class PodTemplate(SpecObject, frozen=True, omit_defaults=True):
@@ -381,8 +381,8 @@ class PodTemplate(SpecObject, frozen=True, omit_defaults=True):
       `gate` the gate; others are sidecars. Other initContainers run before the engine.
     """
 
-    metadata: PodMetadata = PodMetadata()
-    spec: Annotated[dict[str, Any], Meta(extra={"schema": _ANYTHING})] = {}
+    metadata: PodMetadata | None = None
+    spec: Annotated[dict[str, Any], Meta(extra={"schema": _ANYTHING})] | None = None
 
 
 class Spec(SpecObject, frozen=True, kw_only=True):
