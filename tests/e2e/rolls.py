@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.kube import wait_for
-from e2e.kit import Cluster, lost
+from e2e.kit import Cluster, is_ready, lost
 from sluice.kube import NAMESPACE
 
 NAME = "rolls"
@@ -159,7 +159,7 @@ class Rolls:
 
         def look() -> bool | None:
             pods = self._cluster.kube.pods(NAME)
-            ready = sum(map(_is_ready, pods))
+            ready = sum(map(is_ready, pods))
             leaving = sum("deletionTimestamp" in pod["metadata"] for pod in pods)
             self.report.pods.append((time.time(), ready, leaving))
             is_new = old.isdisjoint(pod["metadata"]["uid"] for pod in pods)
@@ -195,11 +195,6 @@ class Rolls:
             return True if all(n > b for n, b in zip(done, before, strict=True)) else None
 
         wait_for("the phases to end", 120, look)
-
-
-def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = pod["status"].get("conditions", ())
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def run(cluster: Cluster, num_each: int) -> Report:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from integration.apiserver import ApiServer, running_apiserver
-from integration.operator_runs import Namespace, administrator, write_models
+from integration.operator_runs import (
+    Namespace,
+    OperatorProcess,
+    administrator,
+    create_namespace,
+    running_operator,
+    write_models,
+)
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +44,25 @@ def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints that operators may read."""
     return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def operator(
+    apiserver: ApiServer,
+    client: httpx.Client,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces, and all tests of a module."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    with running_operator(apiserver, models, log) as process:
+        yield process
+
+
+@pytest.fixture
+def space(client: httpx.Client) -> Iterator[Namespace]:
+    """A namespace of its own for each test, without objects at the end."""
+    space = create_namespace(client, f"space-{next(_numbers)}")
+    yield space
+    for body in space.all("inferenceservices"):
+        space.delete("inferenceservices", body["metadata"]["name"])

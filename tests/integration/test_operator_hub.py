@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from integration.operator_runs import (
     Namespace,
     OperatorProcess,
     create_demo,
-    create_namespace,
     running_operator,
     settle,
 )
@@ -54,13 +52,11 @@ def operator(
 
 
 @pytest.fixture
-def space(client: httpx.Client) -> Iterator[Namespace]:
-    space = create_namespace(client, f"hub-{os.urandom(4).hex()}")
+def space(space: Namespace) -> Namespace:
+    """With the token of the hub."""
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf"}}
     space.create("secrets", {**secret, "stringData": {"token": TOKEN + "\n"}})
-    yield space
-    for body in space.all("inferenceservices"):
-        space.delete("inferenceservices", body["metadata"]["name"])
+    return space
 
 
 def container(space: Namespace) -> dict[str, Any]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
-import httpx
-import pytest
 from integration.apiserver import ApiServer
 from integration.operator_runs import (
     Namespace,
     OperatorProcess,
-    create_namespace,
     running_operator,
 )
 from unit.operator.objects import changed, valid_object
@@ -44,14 +40,6 @@ def reads(operator: OperatorProcess) -> float:
 
 
 NAME = "sluice_operator_api_requests_total"
-
-
-@pytest.fixture
-def space(client: httpx.Client) -> Any:
-    space = create_namespace(client, "idle")
-    yield space
-    for body in space.all("inferenceservices"):
-        space.delete("inferenceservices", body["metadata"]["name"])
 
 
 def test_four_times_as_many_idle_objects_are_read_no_more_often(

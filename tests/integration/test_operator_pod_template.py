@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from integration.apiserver import ApiServer
 from integration.operator_runs import (
     Namespace,
     OperatorProcess,
     create_demo,
-    create_namespace,
-    running_operator,
     settle,
 )
 
-_numbers = itertools.count()
 OVERLAY: dict[str, Any] = {
     "metadata": {"labels": {"team": "a"}},
     "spec": {
@@ -43,26 +35,6 @@ OVERLAY: dict[str, Any] = {
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
     },
 }
-
-
-@pytest.fixture(scope="module")
-def operator(
-    apiserver: ApiServer,
-    client: httpx.Client,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[OperatorProcess]:
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    with running_operator(apiserver, models, log) as process:
-        yield process
-
-
-@pytest.fixture
-def space(client: httpx.Client) -> Iterator[Namespace]:
-    space = create_namespace(client, f"template-{next(_numbers)}")
-    yield space
-    for body in space.all("inferenceservices"):
-        space.delete("inferenceservices", body["metadata"]["name"])
 
 
 @pytest.mark.parametrize("engine", ["Sluice", "VLLM"])

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from integration.apiserver import ApiServer, free_ports
+from integration.apiserver import free_ports
 from integration.operator_runs import (
     CHILDREN,
     Namespace,
     OperatorProcess,
     create_demo,
-    create_namespace,
-    running_operator,
     settle,
 )
 from sluice_cluster.shell import wait_until
 from unit.operator.objects import changed, valid_object
 
-_numbers = itertools.count()
 OURS = "app.kubernetes.io/managed-by"
 UNLABELLED = {"metadata": {"labels": {OURS: None}}}
-
-
-@pytest.fixture(scope="module")
-def operator(
-    apiserver: ApiServer,
-    client: httpx.Client,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[OperatorProcess]:
-    """One operator for all namespaces, and all tests of this module."""
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    with running_operator(apiserver, models, log) as process:
-        yield process
-
-
-@pytest.fixture
-def space(client: httpx.Client) -> Iterator[Namespace]:
-    """A namespace of its own for each test, without objects at the end."""
-    space = create_namespace(client, f"operator-{next(_numbers)}")
-    yield space
-    for body in space.all("inferenceservices"):
-        space.delete("inferenceservices", body["metadata"]["name"])
 
 
 def test_an_object_becomes_five_children_that_it_owns(

@@ -3,45 +3,18 @@ and an HPA on the wrong object ends in a sentence."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from integration.apiserver import ApiServer
 from integration.operator_runs import (
     Namespace,
     OperatorProcess,
     create_demo,
-    create_namespace,
-    running_operator,
     settle,
 )
 
-_numbers = itertools.count()
 HPA = "kube-controller-manager/v1.35.4 (linux/amd64) horizontal-pod-autoscaler"
-
-
-@pytest.fixture(scope="module")
-def operator(
-    apiserver: ApiServer,
-    client: httpx.Client,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[OperatorProcess]:
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    with running_operator(apiserver, models, log) as process:
-        yield process
-
-
-@pytest.fixture
-def space(client: httpx.Client) -> Iterator[Namespace]:
-    space = create_namespace(client, f"rules-{next(_numbers)}")
-    yield space
-    for body in space.all("inferenceservices"):
-        space.delete("inferenceservices", body["metadata"]["name"])
 
 
 def autoscale(space: Namespace, replicas: int) -> None:
