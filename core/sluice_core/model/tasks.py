@@ -44,6 +44,12 @@ Shape = EncoderShape | ModelShape | ImageShape | JointShape
 """Of a model that makes vectors or classes."""
 
 
+def image_part(shape: Shape) -> ImageShape | None:
+    """The part of a model that reads images; None if it reads none."""
+    part = shape.images if isinstance(shape, JointShape) else shape
+    return part if isinstance(part, ImageShape) else None
+
+
 def vector_shape(config: Mapping[str, object]) -> Shape:
     """The shape of a model that makes vectors or classes; raises UnsupportedModel."""
     try:

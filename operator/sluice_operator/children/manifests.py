@@ -220,7 +220,8 @@ def deployment(
 
 def check(service: InferenceService, settings: Settings) -> None:
     """Raise SpecError if the object's overlay takes what is ours."""
-    _template(service, settings, None, "", {})
+    if service.spec.pod_template is not None:
+        _template(service, settings, None, "", {})
 
 
 def _template(

@@ -5,13 +5,13 @@ else is replaced. What the operator owns is refused with a sentence, as the merg
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..spec.engine_rules import OWNED_VARIABLES
 from ..spec.service import SpecError
+from .pod import Manifest
 
-Manifest = dict[str, Any]
 WHERE = "spec.podTemplate"
 ENGINE, GATE, WORKER = "engine", "gate", "worker"
 _OURS = (ENGINE, GATE, WORKER, "gate-image", "scheduler")
@@ -59,10 +59,8 @@ def _pod(ours: Manifest, given: Mapping[str, Any], devices: Collection[str]) -> 
     _refuse(given, _POD, "spec")
     if given.get("automountServiceAccountToken") and not given.get("serviceAccountName"):
         raise _refusal("spec.automountServiceAccountToken", "needs a serviceAccountName")
-    volumes = dict.fromkeys(
-        (one["name"] for one in ours["volumes"]), "the operator has that volume"
-    )
-    _refuse({one["name"]: one for one in _items(given, "volumes", "spec")}, volumes, "spec.volumes")
+    volumes = dict.fromkeys(_names(ours["volumes"]), "the operator has that volume")
+    _refuse(_names(_items(given, "volumes", "spec")), volumes, "spec.volumes")
     rest = {key: value for key, value in given.items() if key not in _CONTAINERS}
     pod = _onto(ours, rest, "spec")
     added: dict[str, list[Manifest]] = {field: [] for field in _CONTAINERS}
@@ -70,11 +68,7 @@ def _pod(ours: Manifest, given: Mapping[str, Any], devices: Collection[str]) -> 
         for one in _items(given, field, "spec"):
             where = f"spec.{field}[{one['name']}]"
             mounts = _items(one, "volumeMounts", where, "mountPath")
-            _refuse(
-                {str(mount.get("name")): mount for mount in mounts},
-                volumes,
-                f"{where}.volumeMounts",
-            )
+            _refuse((str(m.get("name")) for m in mounts), volumes, f"{where}.volumeMounts")
             if one["name"] not in _OURS:
                 added[field].append(one)
             elif field == "initContainers" or not _patch(pod, one, devices, where):
@@ -104,9 +98,9 @@ def _patch(pod: Manifest, given: Manifest, devices: Collection[str], where: str)
 
 def _check_engine(given: Manifest, devices: Collection[str], where: str) -> None:
     _refuse(given, _ENGINE, where)
-    names = [one["name"] for one in _items(given, "env", where)]
-    owned = [name for name in names if re.fullmatch("|".join(OWNED_VARIABLES), name)]
-    _refuse(dict.fromkeys(owned), dict.fromkeys(owned, "the operator sets it"), f"{where}.env")
+    for name in _names(_items(given, "env", where)):
+        if re.fullmatch("|".join(OWNED_VARIABLES), name):
+            raise _refusal(f"{where}.env.{name}", "the operator sets it")
     resources = _map(given.get("resources", {}), f"{where}.resources")
     _refuse(_map(resources.get("limits", {}), where), _SIZES, f"{where}.resources.limits")
     for kind in ("limits", "requests"):
@@ -123,15 +117,11 @@ def _onto(ours: Manifest, given: Mapping[str, Any], where: str) -> Manifest:
             result[field] = [*(held or []), *_list(value, path)]
         elif field in _BY_NAME or field in _BY_PATH:
             key = _BY_PATH.get(field, "name")
-            named = {one[key]: one for one in _items(given, field, where, key)}
-            if key != "name":
-                _refuse(
-                    named,
-                    dict.fromkeys((one[key] for one in held or []), "the operator mounts it"),
-                    path,
-                )
-            kept = [one for one in held or [] if one[key] not in named]
-            result[field] = [*kept, *named.values()]
+            added, names = _items(given, field, where, key), _names(held or [], key)
+            if field in _BY_PATH:
+                _refuse(_names(added, key), dict.fromkeys(names, "the operator mounts it"), path)
+            kept = [one for one in held or [] if one[key] not in _names(added, key)]
+            result[field] = [*kept, *added]
         elif isinstance(value, Mapping) and isinstance(held, Mapping):
             result[field] = _onto(dict(held), value, path)
         else:
@@ -151,8 +141,13 @@ def _items(given: Mapping[str, Any], field: str, where: str, key: str = "name") 
     return items
 
 
-def _refuse(given: Mapping[str, Any], owned: Mapping[str, str], where: str) -> None:
-    for field in sorted(given.keys() & owned.keys()):
+def _names(items: Sequence[Manifest], key: str = "name") -> list[str]:
+    return [one[key] for one in items]
+
+
+def _refuse(given: Iterable[str], owned: Mapping[str, str], where: str) -> None:
+    """Raise SpecError for the first of the names `given` that is owned, with its reason."""
+    for field in sorted(owned.keys() & set(given)):
         raise _refusal(f"{where}.{field}", owned[field])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sluice_core.errors import CheckpointError
 from sluice_core.model.files import Directory, Source
-from sluice_core.model.images import ImageShape, JointShape, Pixels
+from sluice_core.model.images import Pixels
 from sluice_core.model.sizing import (
     DTYPE_BYTES,
     HEAD,
@@ -25,7 +25,7 @@ from sluice_core.model.sizing import (
     safetensors_header_bytes,
 )
 from sluice_core.model.stored import INDEX, Weights, read_config, with_stored_dtype
-from sluice_core.model.tasks import Shape, Task, task_of, vector_shape
+from sluice_core.model.tasks import Shape, Task, image_part, task_of, vector_shape
 from sluice_core.model.vectors import host_bytes, plan_vectors, runs_as
 
 from .disk import Download
@@ -132,7 +132,7 @@ def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Mo
     stored, converted = _num_bytes(weights, shape, DTYPE_BYTES[runs])
     if max(stored, converted) > MOST_BYTES:
         raise CheckpointError(f"{source.title} claims tensors of over {MOST_BYTES >> 50} PiB.")
-    images = shape.images if isinstance(shape, JointShape) else shape
+    images = image_part(shape)
     return ModelFacts(
         shape,
         runs,
@@ -140,7 +140,7 @@ def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> Mo
         stored // DTYPE_BYTES[shape.dtype],
         commit,
         task=task,
-        pixel_bytes=Pixels.read(source, images).num_bytes if isinstance(images, ImageShape) else 0,
+        pixel_bytes=Pixels.read(source, images).num_bytes if images is not None else 0,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from sluice_core.bounded import count
 from sluice_core.engines import FOREIGN
-from sluice_core.model.images import ImageShape, JointShape
+from sluice_core.model.images import ImageShape
 from sluice_core.model.sizing import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_BLOCK_SIZE,
@@ -16,6 +16,7 @@ from sluice_core.model.sizing import (
     SizingError,
     most_sequences,
 )
+from sluice_core.model.tasks import image_part
 
 from ..reasons import Reason
 from ..spec.service import EngineName, Spec, Task
@@ -92,7 +93,7 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
 def _tasks(found: ModelFacts) -> tuple[Task, ...]:
     """The tasks that our engine does with a checkpoint."""
     reads_texts = not isinstance(found.shape, ImageShape)
-    reads_images = isinstance(found.shape, ImageShape | JointShape)
+    reads_images = image_part(found.shape) is not None
     match found.task:
         case "generate":
             return ("Generate",)

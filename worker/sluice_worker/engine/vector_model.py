@@ -13,7 +13,14 @@ from sluice_core.model.images import ImageShape, JointShape, Pixels
 from sluice_core.model.sentence import Sentence, TokenScore
 from sluice_core.model.sizing import DEFAULT_BLOCK_SIZE
 from sluice_core.model.stored import Weights, read_config, with_stored_dtype
-from sluice_core.model.tasks import Shape, read_sentence, task_of, vector_shape, without_head
+from sluice_core.model.tasks import (
+    Shape,
+    image_part,
+    read_sentence,
+    task_of,
+    vector_shape,
+    without_head,
+)
 from sluice_core.model.vectors import runs_as
 from sluice_kernels.interface import Kernels
 from torch import Tensor
@@ -125,8 +132,7 @@ class Asked(NamedTuple):
     @property
     def image(self) -> ImageShape | None:
         """The part that reads images."""
-        shape = self.shape.images if isinstance(self.shape, JointShape) else self.shape
-        return shape if isinstance(shape, ImageShape) else None
+        return image_part(self.shape)
 
     @property
     def image_rows(self) -> int:

@@ -28,6 +28,8 @@ class ImageEncoder:
         kernel = read(f"{family.patches}.weight", (hidden, CHANNELS, self._patch, self._patch))
         bias = read(f"{family.patches}.bias", (hidden,)) if family.patch_bias else None
         self._patches = Linear(kernel.flatten(1), bias)
+        parts = pixels.mean, pixels.std
+        self._mean, self._std = (torch.tensor(part, device=kernel.device) for part in parts)
         tokens = [_row(read, name, hidden) for name in family.tokens]
         self._tokens = torch.stack(tokens)[None] if tokens else kernel.new_zeros(1, 0, hidden)
         self._positions = _positions(shape, pixels, read)
@@ -47,8 +49,7 @@ class ImageEncoder:
     def _patched(self, images: Tensor) -> Tensor:
         """A row of each patch: a convolution whose steps do not overlap."""
         pixels, side, weight = self._pixels, self._patch, self._patches.weight
-        mean, std = (torch.tensor(part, device=images.device) for part in (pixels.mean, pixels.std))
-        values = (images.float() * pixels.scale - mean) / std
+        values = (images.float() * pixels.scale - self._mean) / self._std
         down, across = (length // side for length in pixels.shape)
         values = values[:, : down * side, : across * side].to(weight.dtype)
         parts = values.view(len(images), down, side, across, side, CHANNELS)
