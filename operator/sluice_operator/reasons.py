@@ -38,6 +38,11 @@ class Reason(StrEnum):
         "The Secret of `spec.apiKeySecretRef` is not there, or has no keys; no pod is made.",
     )
     SCALED_TO_ZERO = "ScaledToZero", "`spec.replicas` is 0, and no pod is left."
+    SUSPENDED = "Suspended", "`spec.suspend` is true, and no pod is left."
+    NO_GROUPS = (
+        "NoLeaderWorkerSets",
+        "`spec.hardware.nodes` needs LeaderWorkerSet, which the cluster does not have.",
+    )
     ROLLING_OUT = "RollingOut", "Pods of an older spec are being replaced."
     NO_ROOM_TO_SURGE = (
         "NoRoomToSurge",

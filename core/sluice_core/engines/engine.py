@@ -14,6 +14,18 @@ OWN_UTILIZATION = 0.9
 """The default of `memoryUtilization`. Engines whose share means something else find their own."""
 
 
+class Group(NamedTuple):
+    """The pods that serve as one. `rank`: of this pod; `leader`: host name of the first one.
+
+    `follows`: it is not the first, which alone has a server.
+    """
+
+    size: int
+    rank: str
+    leader: str
+    follows: bool
+
+
 class Inside(NamedTuple):
     """Our scheduler in the engine: the folder of its packages, and the gate's socket."""
 
@@ -27,7 +39,8 @@ class Start:
 
     `model`: OWNER/NAME of a hub, else a path. `name`: under which it is served. `capacity`: the
     most sequences at once. `budget`: tokens of a step. `cache`: a writable directory for what is
-    downloaded. `utilization`: share of the memory. `accelerator`: "cpu" or "nvidia".
+    downloaded. `utilization`: share of the memory. `accelerator`: "cpu", "nvidia" or "other".
+    `tensor`: devices of a pod that share each layer. `pipeline`: pods that share the layers.
     """
 
     model: str
@@ -44,6 +57,9 @@ class Start:
     prefix_caching: bool = True
     accelerator: str | None = None
     inside: Inside | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    group: Group | None = None
 
     @property
     def share(self) -> str | None:
@@ -82,7 +98,8 @@ class ForeignEngine:
     `has_our_arithmetic`: it runs the safetensors checkpoint, so our memory plan holds.
     `takes_budget`: a flag sets the token budget of a step. `loads_scheduler`: with these arguments
     of the user it takes a scheduler class of ours. `takes_admin_key`: with a key the gate sets a
-    cap inside. `takes_gguf`: it fetches one GGUF file of a hub's model. `slot_tokens`: the context
+    cap inside. `parallel_flags`: a user who gives one of them sets all that splits the model.
+    `takes_gguf`: it fetches one GGUF file of a hub's model. `slot_tokens`: the context
     of a sequence where nobody says.
 
     `program`: in PATH on a laptop, "" where we start none; `install`: where it comes from;
@@ -108,12 +125,19 @@ class ForeignEngine:
     takes_budget: bool = False
     loads_scheduler: Callable[[Sequence[str]], bool] = lambda args: False
     takes_admin_key: bool = False
+    parallel_flags: tuple[str, ...] = ()
     takes_gguf: bool = False
     slot_tokens: int | None = None
     program: str = ""
     verb: tuple[str, ...] = ()
     module: tuple[str, ...] = ()
     install: str = ""
+
+
+def names(args: Sequence[str]) -> frozenset[str]:
+    """The flags of `args`, spelled with `-`; a value in an argument of its own is none."""
+    said = (arg.split("=")[0].replace("_", "-") for arg in args)
+    return frozenset(name for name in said if name.startswith("-"))
 
 
 def flags(given: Mapping[str, object]) -> tuple[str, ...]:

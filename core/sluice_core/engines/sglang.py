@@ -2,6 +2,9 @@
 
 from .engine import ADMIN_KEY, LOOPBACK, ForeignEngine, Invocation, Start, flags
 
+_JOIN_PORT = 20000
+"""Of the first node's pod, as in SGLang's documents for many nodes."""
+
 
 def _invoke(start: Start) -> Invocation:
     given = {
@@ -17,6 +20,8 @@ def _invoke(start: Start) -> Invocation:
         "device": "cpu" if start.accelerator == "cpu" else None,
         # Caps above the captured graphs would run without one: sgl-project/sglang#33483.
         "cuda-graph-max-bs": start.capacity if start.accelerator == "nvidia" else None,
+        "tp-size": start.tensor,
+        "pp-size": start.pipeline,
     }
     owned = {
         "host": LOOPBACK,
@@ -26,6 +31,9 @@ def _invoke(start: Start) -> Invocation:
         # Without it any client may call its admin routes, through the gate too.
         "admin-api-key": f"$({ADMIN_KEY})",
     }
+    if group := start.group:
+        joined = {"nnodes": group.size, "node-rank": group.rank}
+        owned |= joined | {"dist-init-addr": f"{group.leader}:{_JOIN_PORT}"}
     return Invocation(("python3", "-m", "sglang.launch_server"), flags(given), flags(owned))
 
 
@@ -37,7 +45,7 @@ ENGINE = ForeignEngine(
     capacity=256,
     owned_flags=(
         "--host", "--port", "--api-key", "--admin-api-key", "--max-running-requests",
-        "--enable-metrics",
+        "--enable-metrics", "--nnodes", "--node-rank", "--dist-init-addr",
     ),
     waiting=("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs"),
     kv_usage=("sglang:token_usage",),
@@ -47,4 +55,8 @@ ENGINE = ForeignEngine(
     has_our_arithmetic=True,
     takes_budget=True,
     takes_admin_key=True,
+    parallel_flags=(
+        "--tp-size", "--tensor-parallel-size", "--tp", "--pp-size", "--pipeline-parallel-size",
+        "--pp", "--dp-size", "--data-parallel-size", "--dp",
+    ),
 )  # fmt: skip

@@ -11,6 +11,7 @@ def _invoke(start: Start) -> Invocation:
         "max-total-tokens": start.max_model_len,
         "max-batch-prefill-tokens": start.budget,
         "cuda-memory-fraction": start.share,  # else it measures what is left
+        "num-shard": start.tensor,
     }
     # Its own door would answer 429 to what the gate admits; --max-batch-size is not for NVIDIA.
     owned = {"hostname": LOOPBACK, "port": start.port, "max-concurrent-requests": start.capacity}
@@ -29,4 +30,5 @@ ENGINE = ForeignEngine(
     waiting=("tgi_queue_size",),
     tokens=("tgi_request_generated_tokens_sum",),
     has_our_arithmetic=True,
+    parallel_flags=("--num-shard", "--sharded"),
 )

@@ -16,7 +16,7 @@ from sluice_core.model.sizing import HOST_BYTES, MAX_CEILING
 
 from ..cluster.observed import Object, controller_of
 from ..settings import Settings
-from ..spec.service import API_VERSION, GROUP, KIND, InferenceService
+from ..spec.service import API_VERSION, GROUP, KIND, QUEUE_LABEL, InferenceService
 from . import overlay, pod, resources
 from .pod import Manifest, secret_name
 from .runtime import OWNER_ANNOTATION, DecidedRuntime, runtime_name
@@ -43,6 +43,11 @@ TARGET_PREFIX = "slo_"
 WATCHED = ("ConfigMap", "Service", "Deployment")
 UNWATCHED = ("Secret", "PodDisruptionBudget")
 """Children that no watch shows; for example, the operator has no right to list secrets."""
+GROUPS = "LeaderWorkerSet"
+"""The kind whose replicas are groups of pods, one a node. Few objects have one, and its definition
+may not be installed: it is read in each pass, and not watched."""
+WORKLOADS = ("Deployment", GROUPS)
+"""Kinds that make the pods."""
 _AUTO = "auto"
 _LOAD_S, _FETCH_S = 1800, 6 * 3600
 """Seconds until a rollout is called stuck: a checkpoint loads for minutes, a hub's download takes
@@ -51,8 +56,18 @@ hours. A pod that crashes or has no room is reported long before."""
 
 def name_of(service: InferenceService, kind: str) -> str:
     """Name of the object's child of a kind."""
-    names = {"ConfigMap": runtime_name(service.name), "Secret": secret_name(service)}
+    names = {
+        "ConfigMap": runtime_name(service.name),
+        "Secret": secret_name(service),
+        # It makes a Service of its own name, which must not be ours.
+        GROUPS: f"{service.name}-group",
+    }
     return names.get(kind, service.name)
+
+
+def workload_of(service: InferenceService) -> str:
+    """The kind that makes the object's pods."""
+    return GROUPS if service.spec.hardware.nodes > 1 else "Deployment"
 
 
 def owner_of(kind: str, body: Object) -> tuple[str, str]:
@@ -179,7 +194,7 @@ class _Asked(NamedTuple):
         }
 
 
-def deployment(
+def workload(
     service: InferenceService,
     settings: Settings,
     *,
@@ -193,8 +208,8 @@ def deployment(
     is_pending: bool = False,
     unplaced: int = 0,
 ) -> Manifest:
-    """Make the Deployment. A template of the same inputs stays as `live` has it: an operator that
-    renders others restarts no pod until its object changes.
+    """Make what makes the pods. A template of the same inputs stays as `live` has it: an operator
+    that renders others restarts no pod until its object changes.
 
     `ceiling`: `--max-num-seqs`; None lets the worker size itself. Pods with a higher one stay, as
     the cap is lowered live. A higher one takes new pods, and only if it was asked for.
@@ -208,45 +223,78 @@ def deployment(
     if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == asked.model):
         commit = pinned_commit(live)
     held = pod.held(service, loading_bytes, disk_bytes)
-    template = kept or _template(service, settings, ceiling, commit, held)
+    template = kept or _templates(service, settings, ceiling, commit, held)
     annotations = asked.annotations | {
         CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
         COMMIT_ANNOTATION: commit,
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
-    body = {"spec": _deployment_spec(service, replicas, unplaced, template)}
-    return _child(service, "apps/v1", "Deployment", service.name, body, annotations)
+    kind = workload_of(service)
+    rolling = _rolling(service, unplaced)
+    if kind == GROUPS:
+        version, body = "leaderworkerset.x-k8s.io/v1", _groups(service, replicas, rolling, template)
+    else:
+        version, body = "apps/v1", _deployment(service, replicas, rolling, template)
+    return _child(service, version, kind, name_of(service, kind), {"spec": body}, annotations)
 
 
 def check(service: InferenceService, settings: Settings) -> None:
     """Raise SpecError if the object's overlay takes what is ours."""
     if service.spec.pod_template is not None:
-        _template(service, settings, None, "", {})
+        _templates(service, settings, None, "", {})
+
+
+def _templates(
+    service: InferenceService, settings: Settings, ceiling: int | None, commit: str, held: Manifest
+) -> Manifest:
+    """The template of the pods; those of a group's first pod and of the others."""
+    given = to_builtins(service.spec.pod_template) if service.spec.pod_template else None
+    spec = pod.pod_spec(service, settings, ceiling, commit, held)
+    first = _template(service, labels(service), spec, given)
+    if workload_of(service) != GROUPS:
+        return first
+    # No Service, budget or watch of ours is for the pods that only follow.
+    theirs = {"app.kubernetes.io/name": "sluice-follower", INSTANCE_LABEL: service.name}
+    spec = pod.follower_spec(service, settings, ceiling, commit, held)
+    follower = _template(service, theirs, spec, given and overlay.without_gate(given))
+    return {"leaderTemplate": first, "workerTemplate": follower}
 
 
 def _template(
-    service: InferenceService, settings: Settings, ceiling: int | None, commit: str, held: Manifest
+    service: InferenceService, marks: dict[str, str], spec: Manifest, given: Manifest | None
 ) -> Manifest:
-    template = {
-        "metadata": {"labels": labels(service), "annotations": pod.metadata_annotations(service)},
-        "spec": pod.pod_spec(service, settings, ceiling, commit, held),
-    }
-    given = service.spec.pod_template
+    meta = {"labels": marks, "annotations": pod.metadata_annotations(service)}
+    template = {"metadata": meta, "spec": spec}
     if given is None:
         return template
     devices = resources.limits(service.spec.hardware).keys() - {"cpu", "memory"}
-    return overlay.merged(template, to_builtins(given), devices)
+    return overlay.merged(template, given, devices)
 
 
-def _deployment_spec(
-    service: InferenceService, replicas: int, unplaced: int, template: Manifest
+def _groups(
+    service: InferenceService, replicas: int, rolling: Manifest, templates: Manifest
+) -> Manifest:
+    """A group restarts as one: an engine does not take back a part that was away."""
+    return {
+        "replicas": replicas,
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rolling},
+        "leaderWorkerTemplate": {
+            "size": service.spec.hardware.nodes,
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            **templates,
+        },
+    }
+
+
+def _deployment(
+    service: InferenceService, replicas: int, rolling: Manifest, template: Manifest
 ) -> Manifest:
     return {
         "replicas": replicas,
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": _progress_seconds(template),
         "selector": {"matchLabels": selector(service)},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(service, unplaced)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
         "template": template,
     }
 
@@ -302,13 +350,14 @@ def _child(
     body: Manifest,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
+    queue = {QUEUE_LABEL: service.queue} if service.queue and kind in WORKLOADS else {}
     manifest: Manifest = {
         "apiVersion": api_version,
         "kind": kind,
         "metadata": {
             "name": name,
             "namespace": service.namespace,
-            "labels": labels(service),
+            "labels": {**labels(service), **queue},
             "annotations": dict(annotations or {}),
             "ownerReferences": [_owner(service)],
         },

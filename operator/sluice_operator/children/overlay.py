@@ -55,6 +55,14 @@ def merged(template: Manifest, overlay: Mapping[str, Any], devices: Collection[s
     }
 
 
+def without_gate(overlay: Mapping[str, Any]) -> Manifest:
+    """An overlay that `merged` has taken, for pods that have no gate."""
+    spec = dict(overlay.get("spec") or {})
+    if "containers" in spec:
+        spec["containers"] = [one for one in spec["containers"] if one["name"] != GATE]
+    return {**overlay, "spec": spec}
+
+
 def _pod(ours: Manifest, given: Mapping[str, Any], devices: Collection[str]) -> Manifest:
     _refuse(given, _POD, "spec")
     if given.get("automountServiceAccountToken") and not given.get("serviceAccountName"):

@@ -8,10 +8,21 @@ from typing import Any
 
 from msgspec import to_builtins
 from sluice_core.engines import FOREIGN
-from sluice_core.engines.engine import ADMIN_KEY, LOOPBACK, PORT, Inside, Invocation, Start, flags
+from sluice_core.engines.engine import (
+    ADMIN_KEY,
+    LOOPBACK,
+    PORT,
+    Group,
+    Inside,
+    Invocation,
+    Start,
+    flags,
+    names,
+)
 from sluice_core.engines.vllm import PACKAGES
 
 from ..settings import Settings
+from ..spec.hardware import Hardware
 from ..spec.service import Api, EngineSpec, InferenceService, Model
 from . import resources
 from .runtime import runtime_name
@@ -35,10 +46,16 @@ _RUNTIME_DIR = "/etc/sluice/runtime"
 _KEYS_DIR = "/etc/sluice/keys"
 _TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default path, which the kubelet mounts writable."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+"""64 MiB in a container: an engine's processes on many devices exchange more, and end by SIGBUS."""
+_RANK, _LEADER = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
+"""Variables that a LeaderWorkerSet gives each container."""
 _AUTHORITIES_DIR, _AUTHORITIES = "/etc/sluice/ca", "ca.crt"
 PACKAGES_DIR, SOCKET_DIR = "/opt/sluice-vllm", "/run/sluice"
 SOCKET = f"{SOCKET_DIR}/engine.sock"
 """Where our scheduler inside vLLM finds the gate."""
+FOLLOWER = "follower"
+"""An engine in a pod that serves with the first one of its group."""
 KEYS = "keys"
 """Key of the Secret of spec.apiKeySecretRef."""
 ENGINE_KEY = "engine"
@@ -86,7 +103,8 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         **_hub_inputs(service, settings),
         **({"user": "assigned"} if settings.assigned_user else {}),
         # A CPU pod's memory is its container's limit.
-        **({"gpu": spec.hardware.memory_bytes} if spec.hardware.accelerator == "nvidia" else {}),
+        **({"gpu": spec.hardware.memory_bytes} if spec.hardware.has_devices else {}),
+        **_group_inputs(spec.hardware),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
         **_api_inputs(service),
         **_engine_inputs(service),
@@ -104,6 +122,12 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         "runtime": spec.hardware.runtime_class_name,
         "drain": spec.drain.timeout_s,
     }
+
+
+def _group_inputs(hardware: Hardware) -> dict[str, object]:
+    if not hardware.is_spread and hardware.accelerator != "other":
+        return {}
+    return {"group": [hardware.accelerator, hardware.num_gpus, hardware.nodes]}
 
 
 def _api_inputs(service: InferenceService) -> dict[str, object]:
@@ -141,8 +165,33 @@ def pod_spec(
     commit: str,
     held: Manifest,
 ) -> Manifest:
-    """`spec` of the template. `manifests.deployment` explains `ceiling` and `commit`; `held`:
+    """`spec` of the template. `manifests.workload` explains `ceiling` and `commit`; `held`:
     resources of what loads the model."""
+    containers = _containers(service, settings, ceiling, commit, held)
+    volumes = [{"name": name, **source} for name, source, _ in _volumes(service, settings)]
+    return _spec(service, settings, {**containers, "volumes": volumes})
+
+
+def follower_spec(
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    held: Manifest,
+) -> Manifest:
+    """`spec` of the pods that serve with the first one of their group: the engine alone."""
+    capacity = ceiling or FOREIGN[service.spec.engine.name].capacity
+    engine = _engine(service, settings, capacity, commit, held, follows=True)
+    mounted = {mount["name"] for mount in engine["volumeMounts"]}
+    volumes = [
+        {"name": name, **source}
+        for name, source, _ in _volumes(service, settings)
+        if name in mounted
+    ]
+    return _spec(service, settings, {"containers": [engine], "volumes": volumes})
+
+
+def _spec(service: InferenceService, settings: Settings, parts: Manifest) -> Manifest:
     hardware = service.spec.hardware
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -154,8 +203,7 @@ def pod_spec(
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **_containers(service, settings, ceiling, commit, held),
-        "volumes": [{"name": name, **source} for name, source, _ in _volumes(service, settings)],
+        **parts,
     }
     if hardware.node_selector:
         spec["nodeSelector"] = dict(hardware.node_selector)
@@ -281,37 +329,45 @@ def image_of(engine: EngineSpec, settings: Settings) -> str:
 
 
 def _engine(
-    service: InferenceService, settings: Settings, capacity: int, commit: str, held: Manifest
+    service: InferenceService,
+    settings: Settings,
+    capacity: int,
+    commit: str,
+    held: Manifest,
+    *,
+    follows: bool = False,
 ) -> Manifest:
-    """The engine of another maker, as a sidecar. A hung one is ended by its own probe, which asks
-    the gate: a restart of the gate would not help. The gate answers 200 while the engine starts,
-    however long that takes. Five failures leave a gate that ends the time to be started again."""
+    """The engine of another maker. Beside a gate it is the sidecar. A hung one is ended by its own
+    probe, which asks the gate: a restart of the gate would not help. The gate answers 200 while the
+    engine starts, however long that takes. Five failures leave a gate that ends the time to be
+    started again. `follows`: it has no gate, but the first pod's engine."""
     spec, model = service.spec, service.spec.model
-    run = _invocation(service, capacity, commit)
+    run = _invocation(service, capacity, commit, follows=follows)
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: one.manifest() for one in spec.engine.env}
     taken = {*given, *_other_spellings(given)}
     home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
     hub = _hub_environment(service, settings)
     ours = [*_environment(service), _USER_NAME, *home, *hub, *own, *_admin_key(service)]
+    alive = {
+        **_probe("/healthz", ADMIN_PORT, period=10, failures=5),
+        "initialDelaySeconds": _GATE_START_S,
+        "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS,
+    }
     return {
         "name": "engine",
         "image": image_of(spec.engine, settings),
         "imagePullPolicy": settings.image_pull_policy,
-        "restartPolicy": "Always",
+        **({} if follows else {"restartPolicy": "Always"}),
         **_command(spec.engine.command or run.command),
         "args": [*run.args, *spec.engine.args, *run.owned],
         # A variable that is there twice is refused by the API server.
         "env": [*(one for one in ours if one["name"] not in taken), *given.values()],
         "resources": held,
         "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
-        "livenessProbe": {
-            **_probe("/healthz", ADMIN_PORT, period=10, failures=5),
-            "initialDelaySeconds": _GATE_START_S,
-            "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS,
-        },
+        **({} if follows else {"livenessProbe": alive}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(service, settings, "engine"),
+        "volumeMounts": _mounts(service, settings, FOLLOWER if follows else "engine"),
     }
 
 
@@ -320,9 +376,13 @@ def _command(program: Sequence[str]) -> Manifest:
     return {"command": list(program)} if program else {}
 
 
-def _invocation(service: InferenceService, capacity: int, commit: str) -> Invocation:
-    spec, model = service.spec, service.spec.model
+def _invocation(
+    service: InferenceService, capacity: int, commit: str, *, follows: bool
+) -> Invocation:
+    spec, model, hardware = service.spec, service.spec.model, service.spec.hardware
     engine = FOREIGN[spec.engine.name]
+    is_split = bool(names(spec.engine.args) & set(engine.parallel_flags))
+    group = Group(hardware.nodes, _RANK, _LEADER, follows) if hardware.nodes > 1 else None
     start = Start(
         model=model.repo or _model_directory(model),
         name=model.name,
@@ -335,8 +395,11 @@ def _invocation(service: InferenceService, capacity: int, commit: str) -> Invoca
         dtype=model.dtype,
         utilization=spec.batching.memory_utilization,
         prefix_caching=spec.batching.prefix_caching,
-        accelerator=spec.hardware.accelerator,
-        inside=Inside(PACKAGES_DIR, SOCKET) if _has_scheduler(service) else None,
+        accelerator=hardware.accelerator,
+        inside=Inside(PACKAGES_DIR, SOCKET) if _has_scheduler(service) and not follows else None,
+        tensor=hardware.num_gpus if hardware.num_gpus > 1 and not is_split else None,
+        pipeline=hardware.nodes if hardware.nodes > 1 and not is_split else None,
+        group=group,
     )
     return engine.invoke(start)
 
@@ -376,25 +439,27 @@ def _gate_image(service: InferenceService, settings: Settings) -> Manifest:
     }
 
 
-_FOR_ONE = {
+_FOR = {
     "admin": ("worker", "gate"),
     "runtime": ("worker", "gate"),
     "keys": ("worker", "gate"),
-    "models": ("worker", "engine"),
-    "cache": ("worker", "engine"),
-    "ca": ("worker", "engine"),
+    "models": ("worker", "engine", FOLLOWER),
+    "cache": ("worker", "engine", FOLLOWER),
+    "ca": ("worker", "engine", FOLLOWER),
     "packages": ("engine",),
+    "socket": ("gate", "engine"),
+    "shm": ("engine", FOLLOWER),
     "tmp-gate": ("gate",),
-    "tmp": ("worker", "engine"),
+    "tmp": ("worker", "engine", FOLLOWER),
 }
-"""Containers that mount a volume; others are for all. An engine never sees the gate's secrets."""
+"""Containers that mount a volume. An engine never sees the gate's secrets."""
 
 
 def _mounts(service: InferenceService, settings: Settings, container: str) -> list[Manifest]:
     return [
         {"name": name, **mount}
         for name, _, mount in _volumes(service, settings)
-        if container in _FOR_ONE.get(name, (container,))
+        if container in _FOR[name]
     ]
 
 
@@ -466,10 +531,18 @@ def _storage(service: InferenceService) -> list[_Volume]:
         storage.append(("cache", _cache(service), {"mountPath": _CACHE_MOUNT}))
     if service.spec.engine.name != "Sluice":
         storage.append(("tmp-gate", {"emptyDir": {}}, {"mountPath": "/tmp"}))  # noqa: S108
+    if service.spec.hardware.is_spread and not _mounts_shared_memory(service):
+        shared = {"emptyDir": {"medium": "Memory"}}
+        storage.append(("shm", shared, {"mountPath": _SHARED_MEMORY}))
     if _has_scheduler(service):
         storage.append(("packages", {"emptyDir": {}}, _read_only(PACKAGES_DIR)))
         storage.append(("socket", {"emptyDir": {}}, {"mountPath": SOCKET_DIR}))
     return storage
+
+
+def _mounts_shared_memory(service: InferenceService) -> bool:
+    """True if the object's overlay mounts it somewhere, whatever its form."""
+    return f'"{_SHARED_MEMORY}"' in json.dumps(to_builtins(service.spec.pod_template))
 
 
 def _has_scheduler(service: InferenceService) -> bool:

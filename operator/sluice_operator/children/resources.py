@@ -5,13 +5,14 @@ from ..spec.kinds import BYTES
 
 
 def limits(hardware: Hardware) -> dict[str, str]:
-    """The container's limits. With a GPU, `memory` is the GPU's; `hostMemory` is the host's."""
+    """The container's limits. With a device, `memory` is the device's; `hostMemory` the host's."""
     cpu = {"cpu": cpu_quantity(hardware.cpu_millis)}
-    if hardware.accelerator == "cpu":
+    if not hardware.has_devices:
         return {**cpu, "memory": bytes_quantity(hardware.memory_bytes)}
-    own = hardware.host_memory_bytes
+    own, device = hardware.host_memory_bytes, hardware.device
     memory = {} if own is None else {"memory": bytes_quantity(own)}
-    return {**cpu, "nvidia.com/gpu": str(hardware.num_gpus), **memory}
+    devices = {device: str(hardware.num_gpus)} if device else {}
+    return {**cpu, **devices, **memory}
 
 
 def requests(hardware: Hardware, loading_bytes: int, disk_bytes: int) -> dict[str, str]:

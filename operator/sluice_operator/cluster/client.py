@@ -7,6 +7,7 @@ crash or a broken connection does no harm. Calls run in threads and each has a d
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -54,9 +55,13 @@ RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "Event": ("", "v1", "events"),
     "Pod": ("", "v1", "pods"),
     "Deployment": ("apps", "v1", "deployments"),
+    "LeaderWorkerSet": ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets"),
     "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
 }
 """Group, version and plural of each kind."""
+
+
+_OF_TEMPLATE = re.compile(r"spec\.(template|leaderWorkerTemplate\.\w+Template)\.")
 
 
 class ClusterError(Exception):
@@ -71,7 +76,7 @@ class ClusterError(Exception):
     def is_of_template(self) -> bool:
         """True if a pod template was refused for a field or a value. Its writer must mend it: the
         API server answers 500 to a field that it does not know."""
-        return self.status in (422, 500) and "spec.template." in str(self)
+        return self.status in (422, 500) and bool(_OF_TEMPLATE.search(str(self)))
 
 
 @dataclass(frozen=True, slots=True)

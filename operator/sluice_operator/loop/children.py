@@ -12,6 +12,7 @@ from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import Cluster, ClusterError, Listed, Ref, ref_of
 from ..cluster.observed import Object
 from ..cluster.roster import Roster
+from ..reasons import Reason
 from ..spec.service import InferenceService
 
 _log = logging.getLogger(__name__)
@@ -21,6 +22,11 @@ SWEEP_RESYNCS = 10
 """Resyncs between two checks for deletions that the watch has missed: five minutes by default."""
 _AT_ONCE = 10
 """Objects whose Secrets are read within one resync; of more objects, each is read less often."""
+
+_NO_GROUPS = (
+    "spec.hardware.nodes needs LeaderWorkerSet, which is not installed in this cluster: "
+    "https://lws.sigs.k8s.io/docs/installation"
+)
 
 
 class Children:
@@ -68,6 +74,8 @@ class Children:
     async def find(self, ref: Ref, *, afresh: bool = False) -> Object | None:
         """The child of that name; read if it is not known, or if no watch would show it. One that
         was absent is looked for again after some minutes, if not `afresh`."""
+        if ref.kind == manifests.GROUPS:
+            return await self._read_one(ref)
         if (known := self._store.child(self._key, ref.kind)) is not None:
             self._absent_s.pop(ref.kind, None)
             return known
@@ -83,11 +91,12 @@ class Children:
         return live
 
     async def are_of_model(self, service: InferenceService) -> bool:
-        """True if the Deployment is of the model that is asked for now."""
-        return manifests.is_of_model(service, await self._deployment(service))
+        """True if the pods are of the model that is asked for now."""
+        return manifests.is_of_model(service, await self._workload(service))
 
-    async def _deployment(self, service: InferenceService) -> Object | None:
-        return await self.find(Ref("Deployment", service.namespace, service.name))
+    async def _workload(self, service: InferenceService) -> Object | None:
+        kind = manifests.workload_of(service)
+        return await self.find(Ref(kind, service.namespace, manifests.name_of(service, kind)))
 
     def _known(self, refs: Iterable[Ref]) -> dict[str, Object]:
         found = {ref.kind: self._store.child(self._key, ref.kind) for ref in refs}
@@ -96,9 +105,10 @@ class Children:
     async def look(self, service: InferenceService, *, fits: bool) -> dict[str, Object]:
         """All live children by kind; only the known ones if the model does not fit and was never
         rolled out. Raises ClusterError."""
-        refs = _refs(service, manifests.WATCHED)
+        kind = manifests.workload_of(service)
+        refs = _refs(service, (*manifests.WATCHED[:2], kind))
         self.unread = {}
-        pods = await self._deployment(service)
+        pods = await self._workload(service)
         if not fits and not (pods and manifests.is_ours(service, pods)):
             return self._known(refs)
         # The watch shows only labelled ones; others of that name must not be overwritten.
@@ -128,17 +138,20 @@ class Children:
         """Read a child; one that cannot be read stays as it was known."""
         for ref in refs:
             try:
-                live = await self._cluster.get(ref)
+                await self._read_one(ref)
             except ClusterError as e:
                 if not e.status:  # nobody answers: the others would wait as long
                     raise
                 said = f"{ref.kind} {ref.name} cannot be read: {e}"
                 self.unread[ref.kind] = ClusterError(e.status, e.reason, said)
-                continue
-            if live:
-                self._store.keep(self._key, ref.kind, live)
-            elif before := self._store.child(self._key, ref.kind):
-                self._store.lose(self._key, ref.kind, before)
+
+    async def _read_one(self, ref: Ref) -> Object | None:
+        live = await self._cluster.get(ref)
+        if live:
+            self._store.keep(self._key, ref.kind, live)
+        elif before := self._store.child(self._key, ref.kind):
+            self._store.lose(self._key, ref.kind, before)
+        return live
 
     async def sweep(self) -> None:
         """Find deletions that the watch has missed. Raises ClusterError."""
@@ -190,6 +203,8 @@ class Children:
         try:
             return await self._cluster.apply(manifest)
         except ClusterError as e:
+            if e.status == 404 and ref.kind == manifests.GROUPS:
+                raise ClusterError(e.status, Reason.NO_GROUPS, _NO_GROUPS) from e
             is_new = self._store.child(self._key, ref.kind) is None
             if e.status != 422 or ref.kind not in _WRITTEN_OVER or is_new:
                 raise

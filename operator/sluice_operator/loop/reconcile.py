@@ -18,7 +18,7 @@ from ..children import runtime
 from ..cluster.client import ClusterError, Ref
 from ..cluster.observed import Object, version
 from ..reasons import Reason
-from ..spec.service import KIND, SpecError
+from ..spec.service import KIND, QUEUE_LABEL, SpecError, queue_of
 from ..status import compose, events
 from ..status.events import Notice
 from ..status.writer import StatusWriter
@@ -195,7 +195,8 @@ class Reconciler:
     ) -> None:
         """Report in the status `known` what is refused, if waiting may not be enough."""
         if 400 <= refused.status <= 500 and refused.status not in (409, 429):  # 500: webhook down
-            why = Reason.APPLY_FAILED
+            is_missing = refused.reason == Reason.NO_GROUPS
+            why = Reason.NO_GROUPS if is_missing else Reason.APPLY_FAILED
             failed = compose.fail(known, previous, why, str(refused), now)
             await self._tell(self._body["metadata"], events.transitions(previous, failed), now)
             await self._write_status(failed)
@@ -220,10 +221,11 @@ class Reconciler:
 
 def _own_metadata(body: Object) -> Object:
     """The metadata without fields that may be large and are not read."""
-    return {key: value for key, value in body["metadata"].items() if key not in _NOT_READ}
+    kept = {key: value for key, value in body["metadata"].items() if key not in _NOT_READ}
+    return {**kept, "labels": {QUEUE_LABEL: queue}} if (queue := queue_of(body)) else kept
 
 
 def _asked(body: Object) -> tuple[Any, ...]:
     """The parts of an object that a person writes, without the bookkeeping of other writes."""
     meta = body.get("metadata", {})
-    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
+    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), queue_of(body)

@@ -87,9 +87,8 @@ class ServiceKind:
         if held and is_ours(service, held):
             self._take(held)
         wanted = memory.runtime.replicas if memory.runtime else None
-        memory.rivalry = rival.after(
-            memory.rivalry, live.get("Deployment"), wanted, service.generation, now
-        )
+        pods_of = live.get(manifests.workload_of(service))
+        memory.rivalry = rival.after(memory.rivalry, pods_of, wanted, service.generation, now)
         return Observed(
             live=live,
             pods=pods,

@@ -145,7 +145,7 @@ def loading_bytes(fit: Fit) -> int:
 
 
 def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
-    device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.accelerator == "nvidia" else "cpu"
+    device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.has_devices else "cpu"
     is_ours = spec.engine.name == "Sluice"
     quantization = _argument(spec, "quantization") if is_ours else None
     return found.plan(

@@ -29,7 +29,7 @@ def num_unplaced_of(
     """The wanted pods that no node will take. A pod that is made as another begins to leave gets
     room only after the other's grace period."""
     patience_s = max(NODE_S, grace_seconds(service) + _ROOM_S)
-    rollout = rollout_of(observed.live.get("Deployment"))
+    rollout = rollout_of(observed.workload)
     return unplaced(observed.pods, rollout, replicas, now, patience_s)
 
 
@@ -42,7 +42,7 @@ def children_of(
     *,
     is_pending: bool,
 ) -> tuple[Object, ...]:
-    pods = manifests.deployment(
+    pods = manifests.workload(
         with_budget(service, runtime.past.chunk_budget),
         settings,
         ceiling=ceiling_of(service.spec, observed.fit),
@@ -50,7 +50,7 @@ def children_of(
         disk_bytes=observed.fit.disk_bytes,
         replicas=runtime.replicas,
         commit=observed.fit.checkpoint.commit if observed.fit.checkpoint else "",
-        live=observed.live.get("Deployment"),
+        live=observed.workload,
         is_unread=observed.fit.checkpoint is None,
         is_pending=is_pending,
         unplaced=num_unplaced,
@@ -100,13 +100,13 @@ def _can_wait(manifest: Object, live: Object, observed: Observed) -> bool:
 
 
 def rollout_after(written: tuple[Object, ...], observed: Observed) -> Rollout:
-    """The Deployment's own account, but of no spec that is only now being written. A spec that is
+    """The workload's own account, but of no spec that is only now being written. A spec that is
     put back is not new; a webhook may change each one that we write."""
-    live = observed.live.get("Deployment")
+    live = observed.workload
     held = live.get("spec") if live else None
     rollout, known = rollout_of(live), drift.manifest_hash(live)
-    deployments = [manifest for manifest in written if manifest["kind"] == "Deployment"]
-    new = [made["spec"] for made in deployments if drift.manifest_hash(made) != known]
+    workloads = [manifest for manifest in written if manifest["kind"] in manifests.WORKLOADS]
+    new = [made["spec"] for made in workloads if drift.manifest_hash(made) != known]
     is_new = any(any(drift.differences(spec, held)) for spec in new)
     return replace(rollout, observed=False) if is_new else rollout
 

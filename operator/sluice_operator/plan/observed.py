@@ -26,7 +26,7 @@ class Observed:
     somebody deleted. `unsaved_s`: seconds since the runtime was last persisted. `failed`: why the
     newest failed pod failed. `keys_problem`: why the Secret of the API's keys is unusable, "" if it
     is usable. `former`: the pods of the last pass, by uid. `rival`: who keeps setting the
-    Deployment's replicas, "" for nobody.
+    workload's replicas, "" for nobody.
     """
 
     live: Mapping[str, Object]
@@ -43,6 +43,11 @@ class Observed:
     keys_problem: str = ""
     former: Mapping[str, Pod] = field(default_factory=dict)
     rival: str = ""
+
+    @property
+    def workload(self) -> Object | None:
+        """What makes the pods, as it is live."""
+        return next((self.live[kind] for kind in manifests.WORKLOADS if kind in self.live), None)
 
 
 def scrape_of(observed: Observed, pod: Pod) -> Scrape:
@@ -102,6 +107,6 @@ def gone_views(observed: Observed) -> Iterator[PodView]:
 def commit_of(observed: Observed) -> str:
     """The commit that pods are pinned to, or will be before there are any. Pods made while the hub
     was away have none, and fetch the revision as it is when they start."""
-    if live := observed.live.get("Deployment"):
+    if live := observed.workload:
         return manifests.pinned_commit(live)
     return observed.fit.checkpoint.commit if observed.fit.checkpoint else ""

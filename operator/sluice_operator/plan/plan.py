@@ -94,7 +94,7 @@ def _plan_nothing(
     """No child is made: no pods are there, and the model does not fit, or is being read, or the
     API's keys are missing."""
     runtime = observed.runtime or DecidedRuntime(0, None, 0)
-    rollout = rollout_of(observed.live.get("Deployment"))
+    rollout = rollout_of(observed.workload)
     report = _report(service, observed, Tuned(runtime, None), None, rollout)
     new_status = compose.build(report, observed.previous, now)
     notices = tuple(events.transitions(observed.previous, new_status))
@@ -111,14 +111,14 @@ def _is_premature(observed: Observed) -> bool:
 
 def _has_pods(service: InferenceService, observed: Observed) -> bool:
     """True if there are pods of an older spec, which did fit."""
-    live = observed.live.get("Deployment")
+    live = observed.workload
     return live is not None and manifests.is_ours(service, live)
 
 
 def _is_withheld(service: InferenceService, observed: Observed, settings: Settings) -> bool:
-    """True if the Deployment stays as it is: the new spec's model is not known, or new pods would
+    """True if the workload stays as it is: the new spec's model is not known, or new pods would
     wait for the API's keys."""
-    live = observed.live.get("Deployment")
+    live = observed.workload
     if live is None:
         return False
     budget = observed.runtime.past.chunk_budget if observed.runtime else None

@@ -61,7 +61,7 @@ def limits_of(spec: Spec, ceiling: int, *, has_rival: bool = False) -> CapLimits
         min_num_seqs=min(spec.batching.min_num_seqs, ceiling),
         min_replicas=spec.scaling.min_replicas,
         max_replicas=spec.scaling.max_replicas,
-        replicas_external=has_rival or spec.replicas is not None,
+        replicas_external=has_rival or spec.suspend or spec.replicas is not None,
         scale_up_window_s=float(behavior.scale_up.stabilization_window_s),
         scale_down_window_s=float(behavior.scale_down.stabilization_window_s),
         ceiling_by="User" if ceiling >= most_num_seqs(spec) else "VRAM",
@@ -99,8 +99,10 @@ def targets_of(spec: Spec) -> Targets:
 def tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> Tuned:
     limits = limits_of(spec, ceiling, has_rival=bool(observed.rival))
     runtime = observed.runtime or _unremembered(spec, observed)
-    if observed.rival:  # one writer: whoever would undo our number
-        runtime = replace(runtime, replicas=rival.replicas_of(observed.live.get("Deployment")))
+    if spec.suspend:
+        runtime = replace(runtime, replicas=0)
+    elif observed.rival:  # one writer: whoever would undo our number
+        runtime = replace(runtime, replicas=rival.replicas_of(observed.workload))
     elif spec.replicas is not None:  # one writer: an outside owner
         runtime = replace(runtime, replicas=spec.replicas)
     elif observed.runtime is None or runtime.cap is None:  # else the tuner's, which reports it
@@ -128,7 +130,7 @@ def tune(spec: Spec, observed: Observed, ceiling: int, now: float) -> Tuned:
 
 def _unremembered(spec: Spec, observed: Observed) -> DecidedRuntime:
     """A new object, or one whose ConfigMap is gone or spoilt: its pods then report the state."""
-    replicas = rival.replicas_of(observed.live.get("Deployment"))
+    replicas = rival.replicas_of(observed.workload)
     running = [config.cap for config in configs(observed) if config.epoch]
     cap = min(running) if running else spec.batching.initial_num_seqs
     return DecidedRuntime(0, cap, replicas)

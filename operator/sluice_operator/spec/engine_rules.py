@@ -41,7 +41,8 @@ def _owned() -> dict[str, str]:
         form = matches(f"({'|'.join(flags)})(=.*)?", "a.replace('_', '-')")
         rule = f"self.name != '{name}' || !has(self.args) || !self.args.exists(a, {form})"
         rules[rule] = (
-            f"args: the gate owns {', '.join(flags)}; see maxNumSeqs, maxModelLen, apiKeySecretRef"
+            f"args: the operator sets {', '.join(flags)}; "
+            "see maxNumSeqs, maxModelLen, apiKeySecretRef, hardware"
         )
     return rules
 
@@ -105,6 +106,15 @@ SPEC_RULES: Final = {
     f"!({_is('VLLM', 'SGLang', 'TGI')}) || self.hardware.accelerator == 'nvidia' || "
     "(has(self.engine.image) && self.engine.image != '')":
         "engine.image: the default image needs accelerator nvidia; name one for cpu",
+    "self.hardware.accelerator != 'other' || (has(self.engine.image) && self.engine.image != '')":
+        "engine.image: accelerator other has no default image",
+    f"!({_is('Sluice')}) || (self.hardware.accelerator != 'other' && "
+    "(!has(self.hardware.gpus) || self.hardware.gpus <= 1))":
+        "hardware: Sluice's own engine runs on CPUs or one NVIDIA GPU; name another engine",
+    "(self.hardware.nodes > 1) == (oldSelf.hardware.nodes > 1)":
+        "hardware.nodes: an object on one node cannot become one on many, or back; make another",
+    f"self.hardware.nodes == 1 || {_is('VLLM', 'SGLang', 'Custom')}":
+        "hardware.nodes: only VLLM, SGLang and Custom serve from more than one node",
     f"!({_is('LlamaCpp', 'Ollama')}) || !has(self.model.revision)":
         "model.revision: LlamaCpp and Ollama fetch the newest only",
     f"!({_is('Ollama')}) || !has(self.model.secretRef)":

@@ -6,7 +6,8 @@ from msgspec import Meta, field, to_builtins
 
 from .kinds import Bytes, LabelValue, MilliCpus, SpecObject, Text, TextOrEmpty
 
-Accelerator = Literal["nvidia", "cpu"]
+Accelerator = Literal["nvidia", "cpu", "other"]
+MAX_GPUS, MAX_NODES = 128, 64
 Operator = Literal["Exists", "Equal"]
 Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
@@ -36,19 +37,27 @@ class Toleration(SpecObject, frozen=True, omit_defaults=True):
 class Hardware(SpecObject, frozen=True, kw_only=True):
     """What each pod runs on.
 
-    accelerator: nvidia or cpu.
-    gpus: GPUs of a pod; left out, 1 with nvidia and 0 with cpu. More are not built yet.
-    memory: Memory that the model is planned into: of one GPU, or with cpu the container's limit.
+    accelerator: nvidia, cpu or other, which is any device that the engine's image is for.
+    gpus: Devices of a pod; left out, 1, and 0 with cpu. More are the engine's tensor parallel size.
+    resource: Name under which a node offers the devices, such as amd.com/gpu or
+      nvidia.com/mig-1g.10gb; left out, nvidia.com/gpu. With other no device is asked for then:
+      `podTemplate` claims them.
+    nodes: Pods that serve as one, each on a node of its own, by a LeaderWorkerSet; the engine's
+      pipeline parallel size. Replicas count such groups.
+    memory: Memory that the model is planned into: of one device, or with cpu the container's limit.
     hostMemory: The container's own memory beside a GPU, request and limit; left out, a request of
       what loading the model needs, and no limit.
-    cpu: CPU of a pod; left out, 2 with nvidia, one for each of its processes, and 1 with cpu.
+    cpu: CPU of a pod; left out, 1 with cpu, and else one for each of its processes: 2, or 2 more
+      than gpus.
     nodeSelector: Labels of nodes.
     tolerations: As in a pod.
     runtimeClassName: RuntimeClass of the pods; empty or left out, the cluster's own.
     """
 
     accelerator: Accelerator = "nvidia"
-    gpus: Annotated[int, Meta(ge=0, le=8)] | None = None
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS)] | None = None
+    resource: Text | None = None
+    nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
     memory_bytes: Bytes = field(name="memory")
     host_memory_bytes: Bytes | None = field(name="hostMemory", default=None)
     given_cpu_millis: MilliCpus | None = field(name="cpu", default=None)
@@ -57,11 +66,27 @@ class Hardware(SpecObject, frozen=True, kw_only=True):
     runtime_class_name: TextOrEmpty | None = None
 
     @property
+    def has_devices(self) -> bool:
+        """True if the model is in a device's memory, not in the container's."""
+        return self.accelerator != "cpu"
+
+    @property
     def cpu_millis(self) -> int:
         """CPU of a pod in thousandths, with the default of the accelerator."""
-        return self.given_cpu_millis or (2000 if self.accelerator == "nvidia" else 1000)
+        processes = self.num_gpus + 2 if self.num_gpus > 1 else 1 + self.has_devices
+        return self.given_cpu_millis or 1000 * processes
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of a pod, with the default of the accelerator."""
-        return self.gpus if self.gpus is not None else int(self.accelerator == "nvidia")
+        """Devices of a pod, with the default of the accelerator."""
+        return self.gpus if self.gpus is not None else int(self.accelerator != "cpu")
+
+    @property
+    def device(self) -> str | None:
+        """The extended resource that a pod asks for; None for none."""
+        return self.resource or ("nvidia.com/gpu" if self.accelerator == "nvidia" else None)
+
+    @property
+    def is_spread(self) -> bool:
+        """True if the model is on more than one device."""
+        return self.num_gpus > 1 or self.nodes > 1

@@ -89,10 +89,16 @@ RULES: Final[dict[str, dict[str, str]]] = {
     "spec.hardware": {
         "self.accelerator != 'cpu' || !has(self.gpus) || self.gpus == 0":
             "gpus must be 0 or left out with accelerator cpu",
-        "self.accelerator != 'nvidia' || !has(self.gpus) || self.gpus == 1":
-            "gpus must be 1 with accelerator nvidia: tensor parallelism is not built yet",
-        "self.accelerator == 'nvidia' || !has(self.hostMemory)":
-            "hostMemory belongs to accelerator nvidia: with cpu, memory is the container's",
+        "self.accelerator == 'cpu' || !has(self.gpus) || self.gpus > 0":
+            "gpus must be 1 or more, but for accelerator cpu",
+        "self.accelerator != 'cpu' || !has(self.resource)":
+            "resource must be left out with accelerator cpu",
+        "self.accelerator != 'cpu' || !has(self.hostMemory)":
+            "hostMemory must be left out with accelerator cpu: memory is the container's",
+    },
+    "spec.hardware.resource": {
+        matches(rf"[a-z0-9]([-a-z0-9.]{{0,180}}[a-z0-9])?/{_LABEL}"):
+            "must be the name of an extended resource, such as amd.com/gpu",
     },
     "spec.hardware.nodeSelector": {
         f"self.all(key, {matches(_LABEL_KEY, 'key')})":

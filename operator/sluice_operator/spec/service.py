@@ -385,6 +385,10 @@ class PodTemplate(SpecObject, frozen=True, omit_defaults=True):
     spec: Annotated[dict[str, Any], Meta(extra={"schema": _ANYTHING})] | None = None
 
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Kueue's queue of the pods: the object's label reaches what makes them."""
+
+
 class Spec(SpecObject, frozen=True, kw_only=True):
     """The wanted state.
 
@@ -395,6 +399,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     slo: The promise; left out, the cap is memory's.
     scaling: Bounds of the replicas.
     replicas: Set by an outside owner through /scale; while unset, `scaling` decides.
+    suspend: No pods while it is true, whatever the replicas are.
     rollout: How an edit reaches the pods, one by one. Surge: a new pod is ready before an old one
       leaves, which takes room for one more. Replace: an old pod drains first and leaves its room to
       a new one; a single replica serves nothing until that is ready.
@@ -413,6 +418,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     slo: Annotated[SloSpec, Meta(extra={"default": None})] = SloSpec()
     scaling: Scaling = Scaling()
     replicas: Annotated[int, Meta(ge=0, le=MAX_REPLICAS)] | None = None
+    suspend: bool = False
     rollout: Rollout = "Surge"
     drain: Drain = Drain()
     api_key_secret_ref: SecretRef | None = None
@@ -430,8 +436,9 @@ class Spec(SpecObject, frozen=True, kw_only=True):
 class InferenceService:
     """One parsed object; `spec.model.name` is the object's name if it was left out.
 
-    `unknown`: paths of the fields that were left out, for this CRD has none of that name. A newer
-    one has them during an upgrade, or when the operator is rolled back.
+    `queue`: Kueue's, by the object's label, "" for none. `unknown`: paths of the fields that were
+    left out, for this CRD has none of that name. A newer one has them during an upgrade, or when
+    the operator is rolled back.
     """
 
     name: str
@@ -439,7 +446,13 @@ class InferenceService:
     uid: str
     generation: int
     spec: Spec
+    queue: str = ""
     unknown: tuple[str, ...] = ()
+
+
+def queue_of(body: Mapping[str, Any]) -> str:
+    """Kueue's queue by the object's label, "" for none."""
+    return str(((body.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL, ""))
 
 
 def parse(body: Mapping[str, Any]) -> InferenceService:
@@ -461,6 +474,7 @@ def parse(body: Mapping[str, Any]) -> InferenceService:
         namespace=str(metadata.get("namespace", "default")),
         uid=str(metadata.get("uid", "")),
         generation=int(metadata.get("generation", 0)),
+        queue=queue_of(body),
         spec=structs.replace(spec, model=model),
         unknown=tuple(f"spec{path}" for path in unknown),
     )

@@ -13,7 +13,7 @@ from sluice_core.errors import timestamp
 from sluice_core.model.sizing import carried_sequences, overflow_share
 from sluice_core.words import clean, clean_all
 
-from ..children.manifests import selector
+from ..children.manifests import name_of, selector, workload_of
 from ..children.runtime import DecidedRuntime
 from ..cluster.observed import NODE_S, Object, Pod, Rollout, Trouble
 from ..model.fit import Fit
@@ -62,7 +62,8 @@ class Report:
     @property
     def has_owner(self) -> bool:
         """Whether somebody else sets the replicas."""
-        return bool(self.rival) or self.service.spec.replicas is not None
+        spec = self.service.spec
+        return bool(self.rival) or spec.suspend or spec.replicas is not None
 
     @property
     def drains(self) -> bool:
@@ -222,10 +223,13 @@ def _ready(report: Report) -> Condition:
     if report.fit.is_pending and not (report.pods or report.rollout.observed):
         return Condition(False, Reason.READING_MODEL, report.fit.message)
     if report.desired == 0:
+        suspended = report.service.spec.suspend
         said = _taken(report) if report.rival else "spec.replicas is 0"
+        said = "spec.suspend is true" if suspended else said
         if left := len(report.pods):
             return Condition(False, Reason.SCALING, f"{said}; pods left: {left}")
-        return Condition(True, Reason.SCALED_TO_ZERO, said)
+        reason = Reason.SUSPENDED if suspended else Reason.SCALED_TO_ZERO
+        return Condition(not suspended, reason, said)
     failed = _sentence("one failed before", report.failed) if report.failed else ""
     message = f"none of {report.desired} pods is ready yet"
     return Condition(False, Reason.STARTING, "; ".join(filter(None, (message, failed))))
@@ -283,7 +287,7 @@ def _of_deployment(report: Report) -> tuple[Reason | Foreign, str] | None:
     trouble = report.rollout.trouble
     if trouble is None or (report.drains and trouble.reason == "FailedCreate"):
         return None
-    return trouble.reason, _sentence("the Deployment", trouble)
+    return trouble.reason, _sentence(f"the {workload_of(report.service)}", trouble)
 
 
 def _sentence(who: str, trouble: Trouble) -> str:
@@ -374,11 +378,12 @@ def _reconciling(report: Report, ready: Condition, stalled: Condition) -> Condit
 
 def _taken(report: Report) -> str:
     """The sentence on an HPA, say, that has the Deployment for its target."""
-    name = report.service.name
+    name, kind = report.service.name, workload_of(report.service)
+    taken = f"{kind} {name_of(report.service, kind)}"
     return (
-        f"{report.rival} sets the replicas of Deployment {name} to {report.desired} and keeps "
+        f"{report.rival} sets the replicas of {taken} to {report.desired} and keeps "
         f"them: an HPA must name {API_VERSION} {KIND} {name} in its scaleTargetRef, not the "
-        "Deployment; the next edit of this object takes them back"
+        f"{kind}; the next edit of this object takes them back"
     )
 
 

@@ -15,7 +15,7 @@ OTHER = {"name": "Custom", "image": "r/e:1"}
 
 def _made(**changes: Any) -> dict[str, Any]:
     service = create_service(**changes)
-    return manifests.deployment(service, SETTINGS, ceiling=8, replicas=1, live=None)
+    return manifests.workload(service, SETTINGS, ceiling=8, replicas=1, live=None)
 
 
 def _door(**changes: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from unit.operator.observations import SETTINGS, create_service
 
 
 def _wanted() -> dict[str, Any]:
-    return manifests.deployment(create_service(), SETTINGS, ceiling=8, replicas=1, live=None)
+    return manifests.workload(create_service(), SETTINGS, ceiling=8, replicas=1, live=None)
 
 
 def _live() -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_a_key_more_in_a_selector_is_an_edit_as_it_chooses_other_pods() -> None:
 
 def test_a_field_that_is_no_longer_wanted_shows_in_the_manifest_hash() -> None:
     service = create_service(hardware__nodeSelector={"disk": "ssd"})
-    before = manifests.deployment(service, SETTINGS, ceiling=8, replicas=1, live=None)
+    before = manifests.workload(service, SETTINGS, ceiling=8, replicas=1, live=None)
     assert "metadata.annotations.sluice.dev/manifest" in drift.differences(_wanted(), before)
 
 

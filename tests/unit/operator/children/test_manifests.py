@@ -21,7 +21,7 @@ def _deployment(live: Any = None, *, ceiling: int | None = 32, **changes: Any) -
     known = {name: changes.pop(name) for name in told if name in changes}
     service = create_service(**changes)
     known = {"ceiling": ceiling, "loading_bytes": 4 << 30, "replicas": 1, **known}
-    return manifests.deployment(service, SETTINGS, live=live, **known)
+    return manifests.workload(service, SETTINGS, live=live, **known)
 
 
 def _pod(**changes: Any) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_user_and_groups_are_left_to_the_cluster_where_it_assigns_them() -> None
     """New pods then, as those of before are refused; and none for who does not ask for it."""
     assigned = dataclasses.replace(SETTINGS, assigned_user=True)
     live, service = _deployment(), create_service()
-    made = manifests.deployment(service, assigned, ceiling=32, replicas=1, live=live)
+    made = manifests.workload(service, assigned, ceiling=32, replicas=1, live=live)
     context = made["spec"]["template"]["spec"]["securityContext"]
     assert context["runAsNonRoot"] is True
     assert not {"runAsUser", "runAsGroup", "fsGroup"} & context.keys()
@@ -355,7 +355,7 @@ def test_the_targets_are_where_a_starting_worker_reads_them(tmp_path: Path) -> N
 def test_a_new_default_image_reaches_the_pods() -> None:
     live = _deployment()
     newer = dataclasses.replace(SETTINGS, worker_image="registry/worker:2")
-    made = manifests.deployment(create_service(), newer, ceiling=32, replicas=1, live=live)
+    made = manifests.workload(create_service(), newer, ceiling=32, replicas=1, live=live)
     assert made["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/worker:2"
 
 
@@ -400,7 +400,7 @@ def test_the_order_is_a_file_and_edits_of_it_restart_no_pod(
     data = manifests.configmap(service, SETTINGS, DecidedRuntime(1, 4, 1))["data"]
     assert data["scheduling_policy"] == policy
     live = _deployment()
-    made = manifests.deployment(service, SETTINGS, ceiling=32, replicas=1, live=live)
+    made = manifests.workload(service, SETTINGS, ceiling=32, replicas=1, live=live)
     assert made["spec"]["template"] == live["spec"]["template"]
 
 
@@ -467,7 +467,7 @@ def test_pods_of_a_hub_model_fetch_it_by_the_proxy_that_the_operator_was_given()
 
     def made(settings: Settings, **model: Any) -> dict[str, Any]:
         service = create_service(**model)
-        return manifests.deployment(service, settings, ceiling=32, replicas=1, live=None)
+        return manifests.workload(service, settings, ceiling=32, replicas=1, live=None)
 
     hub, plain, own = made(by_proxy, model=HUB), made(SETTINGS, model=HUB), made(by_proxy)
     environment = hub["spec"]["template"]["spec"]["containers"][0]["env"]
@@ -484,7 +484,7 @@ def test_pods_of_a_hub_model_trust_the_authorities_that_the_operator_names_and_n
 
     def made(settings: Settings, **model: Any) -> dict[str, Any]:
         service = create_service(**model)
-        return manifests.deployment(service, settings, ceiling=32, replicas=1, live=None)
+        return manifests.workload(service, settings, ceiling=32, replicas=1, live=None)
 
     hub, plain, own = made(settings, model=HUB), made(SETTINGS, model=HUB), made(settings)
     spec = hub["spec"]["template"]["spec"]
@@ -508,7 +508,7 @@ def test_replicas_stay_at_the_commit_that_the_revision_stood_for_when_they_were_
     service = create_service(model=HUB)
 
     def made(commit: str, live: Any = None) -> dict[str, Any]:
-        manifest = manifests.deployment(
+        manifest = manifests.workload(
             service, SETTINGS, ceiling=32, replicas=1, live=live, commit=commit
         )
         pod: dict[str, Any] = manifest["spec"]["template"]["spec"]

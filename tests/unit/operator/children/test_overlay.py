@@ -46,7 +46,7 @@ def template(engine: str, overlay: dict[str, Any] | None, **changes: Any) -> dic
     given = {} if overlay is None else {"podTemplate": overlay}
     service = create_service(engine={"name": engine, "image": "r/e:1"}, **given, **changes)
     manifests.check(service, SETTINGS)
-    made = manifests.deployment(service, SETTINGS, ceiling=4, replicas=1, live=None)
+    made = manifests.workload(service, SETTINGS, ceiling=4, replicas=1, live=None)
     found: dict[str, Any] = made["spec"]["template"]
     return found
 
@@ -98,7 +98,7 @@ def test_an_overlay_that_is_given_taken_away_or_changed_takes_new_pods() -> None
     def live(overlay: dict[str, Any] | None) -> Any:
         given = {} if overlay is None else {"podTemplate": overlay}
         service = create_service(**given)
-        made = manifests.deployment(service, SETTINGS, ceiling=4, replicas=1, live=None)
+        made = manifests.workload(service, SETTINGS, ceiling=4, replicas=1, live=None)
         return made["metadata"]["annotations"][manifests.TEMPLATE_INPUTS_ANNOTATION]
 
     other = copy.deepcopy(OVERLAY)
@@ -112,7 +112,7 @@ def test_a_variable_and_a_sidecars_name_are_there_once_and_in_the_users_order() 
     overlay = {"spec": {"containers": [{"name": "engine", "env": env}]}}
     service = {"name": "VLLM", "image": "r/e:1", "env": [{"name": "A", "value": "0"}]}
     made = create_service(engine=service, podTemplate=overlay)
-    pod = manifests.deployment(made, SETTINGS, ceiling=4, replicas=1, live=None)
+    pod = manifests.workload(made, SETTINGS, ceiling=4, replicas=1, live=None)
     assert container(pod["spec"]["template"], "engine")["env"][-2:] == env
 
 

@@ -54,7 +54,7 @@ def _variables(proxy: Proxy, engine: dict[str, Any]) -> dict[str, str]:
     """The variables with values of the container that loads the model."""
     service = create_service(model=HUB, engine=engine)
     settings = dataclasses.replace(SETTINGS, hub_proxy=proxy.url)
-    made = manifests.deployment(service, settings, ceiling=8, replicas=1, live=None)
+    made = manifests.workload(service, settings, ceiling=8, replicas=1, live=None)
     pod = made["spec"]["template"]["spec"]
     container = [*pod["containers"], *pod.get("initContainers", ())][-1]
     return {one["name"]: one["value"] for one in container["env"] if "value" in one}

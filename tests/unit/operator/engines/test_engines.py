@@ -34,7 +34,7 @@ def _deployment(**changes: Any) -> dict[str, Any]:
     commit = changes.pop("commit", "c" * 40)
     known: dict[str, Any] = {"commit": commit, "loading_bytes": 4 << 30}
     service = create_service(**changes)
-    return manifests.deployment(service, SETTINGS, ceiling=32, replicas=2, live=None, **known)
+    return manifests.workload(service, SETTINGS, ceiling=32, replicas=2, live=None, **known)
 
 
 def _pod(name: str, **changes: Any) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def test_no_field_is_accepted_and_ignored(name: str, path: str) -> None:
 def test_an_edit_of_the_engine_takes_new_pods(change: dict[str, Any]) -> None:
     before = create_service(engine={"name": "VLLM", "image": "r/e:1"})
     after = create_service(engine={"name": "VLLM", "image": "r/e:1", **change})
-    live = manifests.deployment(before, SETTINGS, ceiling=32, replicas=1, live=None)
+    live = manifests.workload(before, SETTINGS, ceiling=32, replicas=1, live=None)
     assert manifests.is_as_asked(before, SETTINGS, live)
     assert not manifests.is_as_asked(after, SETTINGS, live)
 
@@ -311,7 +311,7 @@ def test_default_images_are_the_installations_else_the_adapters() -> None:
     told = parse(["--worker-image=w", "--gate-image=g", "--engine-image=VLLM=r/v:2"])
     for name, image in (("VLLM", "r/v:2"), ("Ollama", FOREIGN["Ollama"].image)):
         service = create_service(engine={"name": name})
-        made = manifests.deployment(service, told, ceiling=4, replicas=1, live=None)
+        made = manifests.workload(service, told, ceiling=4, replicas=1, live=None)
         pod = made["spec"]["template"]["spec"]
         assert pod["initContainers"][-1]["image"] == image
         assert pod["containers"][0]["image"] == "g"

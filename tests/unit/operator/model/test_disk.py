@@ -33,7 +33,7 @@ def requested(files: dict[str, bytes], engine: str, **model: Any) -> str | None:
         fit = judge(
             service.spec, module.read(HubSource(hub.url, REPO, "main"), "auto", on_cpu=True)
         )
-    made = manifests.deployment(
+    made = manifests.workload(
         service, SETTINGS, ceiling=4, replicas=1, live=None, disk_bytes=fit.disk_bytes
     )
     pod = made["spec"]["template"]["spec"]
@@ -75,8 +75,8 @@ def test_a_model_that_is_not_read_asks_for_none() -> None:
 
 def test_what_is_known_later_restarts_no_pod() -> None:
     service = create_service(model=HUB)
-    first = manifests.deployment(service, SETTINGS, ceiling=4, replicas=1, live=None)
-    then = manifests.deployment(
+    first = manifests.workload(service, SETTINGS, ceiling=4, replicas=1, live=None)
+    then = manifests.workload(
         service, SETTINGS, ceiling=4, replicas=1, live=first, disk_bytes=150 << 30
     )
     assert then == first

@@ -69,7 +69,7 @@ class Reader:
     def __init__(self, rolled_out: InferenceService) -> None:
         self.secrets = Secrets()
         self.reader = ModelReader(self.secrets, SETTINGS)
-        self.live = manifests.deployment(rolled_out, SETTINGS, ceiling=8, replicas=1, live=None)
+        self.live = manifests.workload(rolled_out, SETTINGS, ceiling=8, replicas=1, live=None)
 
     async def found(self, service: InferenceService, *, serving: bool, now: float = NOW) -> Found:
         """What is known of the model while pods serve, or none does."""
