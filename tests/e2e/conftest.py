@@ -1,12 +1,10 @@
-"""`cluster`: the cluster that is up, with our images in it and the chart installed; `groups`: with
-LeaderWorkerSets too."""
+"""`cluster`: the cluster that is up, with our images in it and the chart installed."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-from e2e import lws
 from e2e.kit import Cluster, NoClusterError
 
 
@@ -19,10 +17,3 @@ def cluster() -> Cluster:
         if os.environ.get("SLUICE_REQUIRE_CLUSTER") == "1":
             pytest.fail(f"SLUICE_REQUIRE_CLUSTER=1, but {missing}")
         pytest.skip(str(missing))
-
-
-@pytest.fixture(scope="session")
-def groups(cluster: Cluster) -> Cluster:
-    """The cluster, which has LeaderWorkerSets from now on."""
-    lws.install(cluster.kube)
-    return cluster

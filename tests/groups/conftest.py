@@ -9,6 +9,7 @@ from groups import lws
 
 @pytest.fixture(scope="session")
 def groups() -> Cluster:
+    """The cluster, which has LeaderWorkerSets from now on."""
     cluster = Cluster.installed()
     lws.install(cluster.kube)
     return cluster

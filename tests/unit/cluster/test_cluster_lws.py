@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import yaml
-from e2e.lws import DNS, adapted
+from groups.lws import DNS, adapted
 
 DEPLOYMENT = """apiVersion: apps/v1
 kind: Deployment

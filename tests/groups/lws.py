@@ -1,6 +1,6 @@
 """LeaderWorkerSets on the cluster that is up: their controller, and a DNS server.
 
-    PYTHONPATH=cluster:tests .venv/bin/python -m e2e.lws
+    PYTHONPATH=cluster:tests .venv/bin/python -m groups.lws
 
 Both are built from their Go modules, once per machine: three minutes on 2 cores. Later it takes
 seconds. The controller's definitions, rights and webhooks are its module's too.

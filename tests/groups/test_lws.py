@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from demo.kube import wait_for
 from e2e.kit import Cluster, is_ready
-from e2e.lws import IN_DNS
+from groups.lws import IN_DNS
 from sluice.kube import NAMESPACE
 
 pytestmark = [pytest.mark.timeout(180)]
