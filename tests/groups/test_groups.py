@@ -31,6 +31,7 @@ def spec_of(image: str) -> dict[str, Any]:
             "image": image,
             "command": ["python3", "-c", program],
             "args": args,
+            "healthPath": "/readyz",
         },
         "hardware": {"accelerator": "cpu", "cpu": "400m", "memory": "2Gi", "nodes": 2},
         "podTemplate": {"spec": {**IN_DNS, "containers": containers}},
@@ -50,6 +51,7 @@ def test_groups_are_replaced_evicted_and_scaled_in_without_a_lost_request(groups
     try:
         rolls.start(**spec_of(groups.worker_image))
         assert len(names(groups, "lead")) == len(names(groups, "follow")) == 2
+        groups.wait_status(NAME, "2 groups", 60, lambda now: now["readyReplicas"] == 2)
         ready = groups.wait_condition(NAME, "Ready", "True")
         assert ready["message"].startswith("2 of 2 pods serve")
         with rolls.loaded():
