@@ -1,12 +1,15 @@
-"""`sluice plan DIR`: the memory arithmetic of a checkpoint, before any pod exists."""
+"""`sluice plan MODEL`: the memory arithmetic of a checkpoint, before any pod exists."""
 
 import argparse
 import json
+import os
 import sys
+from pathlib import Path
 
 from sluice_core.errors import StartupError
 from sluice_core.model import sizing
 from sluice_core.model.files import Directory, checkpoint_dir
+from sluice_core.model.gguf import SUFFIX, GgufShape
 from sluice_core.model.parallel import Layout
 from sluice_operator.children.resources import bytes_quantity
 from sluice_operator.model import checkpoint
@@ -24,7 +27,7 @@ def memory(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a folder with a checkpoint or its index")
+    parser.add_argument("model", help="a folder with a checkpoint or its index, or a .gguf file")
     parser.add_argument("--memory", type=memory, required=True, help="of a GPU, or the pod: 24Gi")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of the pod")
     parser.add_argument("--gpus", type=count, default=1, help="of a pod: they share each layer")
@@ -76,6 +79,9 @@ def _request(args: argparse.Namespace, found: checkpoint.ModelFacts) -> sizing.M
     """What is asked of the checkpoint; raises SizingError."""
     if args.device == "cpu" and max(args.gpus, args.nodes) > 1:
         raise sizing.SizingError("--gpus and --nodes are for --device cuda.")
+    layout = Layout(tensor=args.gpus, pipeline=args.nodes)
+    if isinstance(found.shape, GgufShape):  # llama.cpp divides the layers
+        layout = Layout(pipeline=args.gpus * args.nodes)
     return sizing.MemoryRequest(
         total_bytes=args.memory,
         utilization=args.gpu_memory_utilization,
@@ -86,7 +92,7 @@ def _request(args: argparse.Namespace, found: checkpoint.ModelFacts) -> sizing.M
         dtype_bytes=sizing.DTYPE_BYTES[found.dtype],
         max_num_seqs=args.max_num_seqs,
         device=args.device,
-        layout=Layout(tensor=args.gpus, pipeline=args.nodes),
+        layout=layout,
     )
 
 
@@ -94,6 +100,8 @@ def _read(args: argparse.Namespace) -> checkpoint.ModelFacts:
     """The checkpoint's own figures; raises StartupError or SizingError."""
     if args.quantization and args.device != "cpu":
         raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
+    if args.model.endswith(SUFFIX) and os.path.isfile(args.model):
+        return checkpoint.examine_gguf_file(Path(args.model))
     source = Directory(checkpoint_dir(args.model))
     return checkpoint.examine(source, args.dtype, on_cpu=args.device == "cpu")
 

@@ -3,16 +3,18 @@
 Rim, but only for reading under one root directory; `hub` reads the same from a hub.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sluice_core.errors import CheckpointError
 from sluice_core.model.files import Directory, Source
+from sluice_core.model.gguf import GgufShape, model_name, plan_gguf, read_gguf
 from sluice_core.model.images import Pixels
 from sluice_core.model.sizing import (
     DTYPE_BYTES,
     HEAD,
+    HOST_BYTES,
     MOST_BYTES,
     MemoryPlan,
     MemoryRequest,
@@ -45,7 +47,7 @@ class ModelFacts:
     `pixel_bytes`: of an image, for a model that reads them.
     """
 
-    shape: Shape
+    shape: Shape | GgufShape
     dtype: str
     weights_bytes: int
     num_parameters: int
@@ -58,7 +60,7 @@ class ModelFacts:
     @property
     def stored_bytes(self) -> int:
         """Bytes of the weights in the checkpoint's files."""
-        if self.is_quantised:
+        if self.is_quantised or isinstance(self.shape, GgufShape):
             return self.weights_bytes
         return self.num_parameters * DTYPE_BYTES[self.shape.dtype]
 
@@ -71,6 +73,8 @@ class ModelFacts:
     def host_bytes(self, num_gpus: int) -> int:
         """Memory of the host that loading onto the GPUs of a pod takes."""
         dtype_bytes, shape = DTYPE_BYTES[self.dtype], self._with_cache
+        if isinstance(self.shape, GgufShape):
+            return HOST_BYTES  # one process for all GPUs, which maps the file
         if shape is None:
             return host_bytes(self.shape, dtype_bytes)
         return host_memory_bytes(shape, dtype_bytes, num_gpus)
@@ -83,6 +87,8 @@ class ModelFacts:
     def plan(self, asked: MemoryRequest) -> MemoryPlan:
         """The memory of one pod; raises SizingError."""
         shape = self._with_cache
+        if isinstance(self.shape, GgufShape):
+            return plan_gguf(self.shape, asked)
         if shape is not None:
             return plan_memory(shape, asked)
         if asked.layout.num_gpus > 1:
@@ -116,18 +122,33 @@ class Unread:
     is_pending: bool = False
 
 
-def read(uri: str, dtype: str, root: Path, *, on_cpu: bool) -> ModelFacts | Unread:
+def read(
+    uri: str, dtype: str, root: Path, *, on_cpu: bool, gguf: bool = False
+) -> ModelFacts | Unread:
     """The checkpoint at `uri` under `root`, which stands for `ROOT_URI`.
 
-    `dtype`: the requested one, "auto" for the checkpoint's own. Raises CheckpointError, or
-    SizingError from the arithmetic, if the checkpoint is there and cannot be served.
+    `dtype`: the requested one, "auto" for the checkpoint's own. `gguf`: it is a GGUF file. Raises
+    CheckpointError, or SizingError from the arithmetic, if it is there and cannot be served.
     """
     if not uri.startswith(ROOT_URI):
         return Unread(f"{uri} is not read by the operator")
-    directory = _inside(root, uri.removeprefix(ROOT_URI))
-    if not directory.is_dir():
+    path = _inside(root, uri.removeprefix(ROOT_URI))
+    if not (path.is_file() if gguf else path.is_dir()):
         return Unread(f"the operator has no {uri}")
-    return examine(Directory(directory), dtype, on_cpu=on_cpu)
+    return examine_gguf_file(path) if gguf else examine(Directory(path), dtype, on_cpu=on_cpu)
+
+
+def examine_gguf_file(path: Path) -> ModelFacts:
+    """The facts in a GGUF file, and in the other parts of its model; raises as `read` does."""
+    source, model = Directory(path.parent), model_name(path.name)
+    parts = sorted(name for name in source.names() if model_name(name) == model)
+    return examine_gguf(source, parts or [path.name])
+
+
+def examine_gguf(source: Source, names: Sequence[str], commit: str = "") -> ModelFacts:
+    """The same in files of `source`."""
+    shape = read_gguf(source, names)
+    return ModelFacts(shape, shape.dtype, shape.weights_bytes, shape.num_elements, commit)
 
 
 def examine(source: Source, dtype: str, commit: str = "", *, on_cpu: bool) -> ModelFacts:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from sluice_core.bounded import count
 from sluice_core.engines import FOREIGN
+from sluice_core.engines.engine import ForeignEngine
+from sluice_core.model.gguf import GgufShape
 from sluice_core.model.images import ImageShape
 from sluice_core.model.parallel import ONE_GPU, Layout
 from sluice_core.model.sizing import (
@@ -30,6 +32,11 @@ from .disk import with_spare
 _TENSOR = ("tensor-parallel-size", "tp", "tp-size", "num-shard")
 _PIPELINE = ("pipeline-parallel-size", "pp", "pp-size")
 """Flags of vLLM, SGLang and TGI."""
+_OTHER_PLACES = {
+    *("ngl", "gpu-layers", "n-gpu-layers", "ot", "override-tensor", "cmoe", "cpu-moe", "ncmoe"),
+    *("n-cpu-moe", "nkvo", "no-kv-offload", "hff", "hf-file", "hfr", "hf-repo", "m", "model"),
+}
+"""Flags of llama.cpp that keep weights off the GPU, or name another file."""
 UNREAD_CAP = 4
 """The assumed ceiling of a model that cannot be read, until a pod has reported its own."""
 
@@ -74,7 +81,7 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     engine = FOREIGN.get(spec.engine.name)
     if isinstance(found, Refused) and found.is_final:
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
-    if engine and not engine.has_our_arithmetic and not isinstance(found, Unread):
+    if engine and not isinstance(found, Unread) and not _is_sized(spec, engine, found):
         return _left_to_the_engine(f"{spec.engine.name} sizes itself")
     if engine and isinstance(found, Refused):
         return _left_to_the_engine(f"{found.message} {spec.engine.name} decides")
@@ -101,6 +108,14 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
         return Fit("True", Reason.FITS, memory.explain(), memory, found)
     message = f"{memory.explain()} {found.advice(memory, asked if engine else None)}"
     return Fit("False", Reason.INSUFFICIENT_MEMORY, message, memory, found)
+
+
+def _is_sized(spec: Spec, engine: ForeignEngine, found: ModelFacts | Refused) -> bool:
+    """True if our arithmetic is about what the engine loads, or says why it cannot be."""
+    if isinstance(found, Refused) or not isinstance(found.shape, GgufShape):
+        is_refused = isinstance(found, Refused) and engine.slot_tokens is not None
+        return engine.has_our_arithmetic or is_refused
+    return engine.slot_tokens is not None and not _OTHER_PLACES & _given(spec).keys()
 
 
 def _tasks(found: ModelFacts) -> tuple[Task, ...]:
@@ -159,7 +174,9 @@ def loading_bytes(fit: Fit) -> int:
 
 def _request(spec: Spec, found: ModelFacts) -> MemoryRequest:
     device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.has_devices else "cpu"
-    given = _given(spec)
+    given, default = _given(spec), None
+    if isinstance(found.shape, GgufShape):  # each slot takes its memory at start
+        default = FOREIGN[spec.engine.name].capacity
     return MemoryRequest(
         total_bytes=spec.hardware.memory_bytes,
         utilization=spec.batching.memory_utilization,
@@ -168,7 +185,7 @@ def _request(spec: Spec, found: ModelFacts) -> MemoryRequest:
         max_model_len=spec.model.max_model_len or found.shape.default_len,
         block_size=_number(given, "block-size") or DEFAULT_BLOCK_SIZE[device],
         dtype_bytes=DTYPE_BYTES[found.dtype],
-        max_num_seqs=spec.batching.max_num_seqs,
+        max_num_seqs=spec.batching.max_num_seqs or default,
         device=device,
         num_blocks=_number(given, "num-gpu-blocks-override"),
         layout=layout_of(spec),
@@ -182,6 +199,8 @@ def layout_of(spec: Spec) -> Layout:
     given, hardware, engine = _given(spec), spec.hardware, FOREIGN.get(spec.engine.name)
     if not engine or not hardware.has_devices:
         return ONE_GPU
+    if engine.takes_gguf:
+        return Layout(pipeline=max(hardware.num_gpus, 1))  # llama.cpp divides the layers
     tensor, pipeline = _number(given, *_TENSOR) or 1, _number(given, *_PIPELINE) or 1
     if given.keys().isdisjoint(flag.lstrip("-") for flag in engine.parallel_flags):
         tensor, pipeline = max(hardware.num_gpus, 1), hardware.nodes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sluice.__main__ import main
+from unit.core.model.test_gguf import gguf
 from unit.core.model.test_parallel import LLAMA_70B, STORED
 
 MODEL = Path(__file__).parents[3] / "examples/model"
@@ -213,3 +214,23 @@ def test_a_quantised_checkpoint_is_sized_as_it_is_stored_and_says_for_whom(
     assert said.endswith(
         "quantised: for VLLM, SGLang or TGI; Sluice's own engine does not read it\n"
     )
+
+
+def test_a_gguf_file_is_planned_for_llama_cpp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf(tensors={"w": ([1 << 18, 1 << 15], 8)}))
+    assert main(["plan", str(file), "--memory", "24Gi"]) == 0
+    said = capsys.readouterr().out
+    assert "0.9 x 24.0 GiB - weights 8.5 GiB" in said
+    assert "sequences of 4096 tokens." in said
+    assert main(["plan", str(file), "--memory", "8Gi"]) == 1
+    assert "It would fit with a GPU of " in capsys.readouterr().out
+    assert main(["plan", str(file), "--memory", "8Gi", "--gpus", "2"]) == 0
+    assert capsys.readouterr().out.startswith("GPU of stage 1 of 2: ")
+    file.write_bytes(b"GGUF")
+    assert main(["plan", str(file), "--memory", "8Gi"]) == 2
+    told = capsys.readouterr().err
+    assert told == "sluice plan: m.gguf: truncated, or not a GGUF file.\n"
+    assert main(["plan", str(tmp_path / "absent.gguf"), "--memory", "8Gi"]) == 2

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_core.model.files import Directory
 from sluice_core.model.parallel import ONE_GPU, Layout
 from sluice_operator.children.runtime import DecidedRuntime
-from sluice_operator.model.checkpoint import ModelFacts, Refused, Unread
-from sluice_operator.model.fit import Fit, judge, layout_of, loading_bytes
+from sluice_operator.model.checkpoint import ModelFacts, Refused, Unread, examine_gguf, read
+from sluice_operator.model.fit import Fit, ceiling_of, judge, layout_of, loading_bytes
 from sluice_operator.plan.plan import plan
 from sluice_operator.reasons import Reason
+from unit.core.model.test_gguf import gguf
 from unit.core.model.test_parallel import SHAPE, STORED
 from unit.operator.observations import NOW, SETTINGS, create_observed, create_service
 
@@ -44,6 +47,7 @@ def fit(found: ModelFacts | Refused | Unread = LARGE, **changes: Any) -> Fit:
         ("SGLang", [], Layout(tensor=4, rest_last=True)),
         ("TGI", ["--num-shard=2"], Layout(tensor=2)),
         ("TGI", [], Layout(tensor=4)),
+        ("LlamaCpp", [], Layout(pipeline=4)),
         ("Sluice", ["--tensor-parallel-size=2"], ONE_GPU),
     ],
 )
@@ -98,6 +102,73 @@ def test_each_gpu_of_a_pod_asks_for_memory_of_the_host() -> None:
     assert loading_bytes(one) == LARGE.host_bytes(1)
     assert loading_bytes(four) == LARGE.host_bytes(4) > 3 * loading_bytes(one)
     assert loading_bytes(fit(Unread("away"), hardware__gpus=4)) == 12 * GIB
+
+
+@pytest.fixture
+def quantised(tmp_path: Path) -> ModelFacts:
+    """A GGUF model of 8 GiB in Q8_0, with the cache of Llama-3-8B."""
+    (tmp_path / "m.gguf").write_bytes(gguf(tensors={"w": ([1 << 18, 1 << 15], 8)}))
+    return examine_gguf(Directory(tmp_path), ["m.gguf"])
+
+
+def test_a_gguf_file_has_a_ceiling_by_memory(quantised: ModelFacts) -> None:
+    asked = {"engine__name": "LlamaCpp", "batching__maxNumSeqs": 64, "hardware__memory": "24Gi"}
+    fitted = fit(quantised, **asked)
+    assert (fitted.status, fitted.reason) == ("True", Reason.FITS)
+    assert "weights 8.5 GiB" in fitted.message
+    spec = create_service(**asked, model__maxModelLen=8192).spec
+    assert 8 < (ceiling_of(spec, fitted) or 0) < 16  # each takes 1 GiB
+    usual = fit(quantised, **{**asked, "batching__maxNumSeqs": "Auto"})
+    assert usual.memory
+    assert usual.memory.ceiling == 4  # as without an answer
+    tight = fit(quantised, **{**asked, "hardware__memory": "13Gi"})
+    assert tight.memory
+    assert tight.memory.ceiling == 2
+    small = fit(quantised, **{**asked, "hardware__memory": "8Gi"})
+    assert (small.status, small.reason) == ("False", Reason.INSUFFICIENT_MEMORY)
+    two = fit(quantised, **{**asked, "hardware__memory": "8Gi", "hardware__gpus": 2})
+    assert two.status == "True"
+    assert two.message.startswith("GPU of stage 1 of 2: ")
+
+
+def test_a_slot_has_the_tokens_that_llama_cpp_is_told(quantised: ModelFacts) -> None:
+    left_out = create_service(engine__name="LlamaCpp", hardware__memory="24Gi").spec
+    fitted = judge(left_out, quantised)
+    assert fitted.memory
+    assert fitted.memory.max_model_len == 4096
+
+
+@pytest.mark.parametrize("args", [["-ngl", "20"], ["--n-cpu-moe=4"], ["--hf-file=x.gguf"]])
+def test_where_arguments_place_weights_elsewhere_llama_cpp_decides(
+    quantised: ModelFacts, args: list[str]
+) -> None:
+    fitted = fit(quantised, engine__name="LlamaCpp", engine__args=args)
+    assert (fitted.status, fitted.message) == ("Unknown", "LlamaCpp sizes itself")
+
+
+def test_what_cannot_be_sized_is_left_to_llama_cpp_with_the_reason(quantised: ModelFacts) -> None:
+    refused = fit(Refused("m.gguf: truncated, or not a GGUF file."), engine__name="LlamaCpp")
+    assert refused.status == "Unknown"
+    assert refused.message == "m.gguf: truncated, or not a GGUF file. LlamaCpp decides"
+    assert fit(quantised, engine__name="Ollama").message == "Ollama sizes itself"
+
+
+def test_a_gguf_file_of_the_operators_own_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(gguf())
+
+    def found(uri: str) -> ModelFacts | Unread:
+        return read(uri, "auto", tmp_path, on_cpu=False, gguf=True)
+
+    facts = found("file:///models/m.gguf")
+    assert isinstance(facts, ModelFacts)
+    assert facts.stored_bytes == facts.weights_bytes
+    assert isinstance(found("file:///models/absent.gguf"), Unread)
+    for part in ("00001", "00002"):
+        (tmp_path / f"m-{part}-of-00002.gguf").write_bytes(gguf())
+    both = found("file:///models/m-00001-of-00002.gguf")
+    assert isinstance(both, ModelFacts)
+    assert both.weights_bytes == 2 * facts.weights_bytes
+    assert isinstance(found("pvc://claim/m.gguf"), Unread)
 
 
 def test_the_status_shows_the_plan_of_the_gpu_with_least_room() -> None:
