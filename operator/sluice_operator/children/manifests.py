@@ -23,6 +23,7 @@ from .runtime import OWNER_ANNOTATION, DecidedRuntime, runtime_name
 
 SERVICE_PORT = 80
 MANAGED_BY = "sluice-operator"
+_NAME_LABEL, _FOLLOWER = "app.kubernetes.io/name", "sluice-follower"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANIFEST_ANNOTATION = "sluice.dev/manifest"
@@ -84,7 +85,12 @@ def owner_of(kind: str, body: Object) -> tuple[str, str]:
 
 def selector(service: InferenceService) -> dict[str, str]:
     """Labels that pick the object's pods, and only them."""
-    return {"app.kubernetes.io/name": "sluice-worker", INSTANCE_LABEL: service.name}
+    return {_NAME_LABEL: "sluice-worker", INSTANCE_LABEL: service.name}
+
+
+def followers(service: InferenceService) -> str:
+    """A selector of the pods of its groups that are not the first."""
+    return f"{_NAME_LABEL}={_FOLLOWER},{INSTANCE_LABEL}={service.name}"
 
 
 def labels(service: InferenceService) -> dict[str, str]:
@@ -254,7 +260,7 @@ def _templates(
     if workload_of(service) != GROUPS:
         return first
     # No Service, budget or watch of ours is for the pods that only follow.
-    theirs = {"app.kubernetes.io/name": "sluice-follower", INSTANCE_LABEL: service.name}
+    theirs = {_NAME_LABEL: _FOLLOWER, INSTANCE_LABEL: service.name}
     spec = pod.follower_spec(service, settings, ceiling, commit, held)
     follower = _template(service, theirs, spec, given and overlay.without_gate(given))
     return {"leaderTemplate": first, "workerTemplate": follower}

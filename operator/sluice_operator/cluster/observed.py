@@ -1,7 +1,7 @@
 """Objects of the API server, read into frozen values. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice_core.bounded import count
@@ -47,7 +47,8 @@ restarts, or that an autoscaler adds, is there."""
 _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
 MAX_VERSION = (1 << 63) - 1
 """Of a resourceVersion: etcd counts in 64 bits."""
-_TEMPLATE_LABEL = "pod-template-hash"
+_TEMPLATE_LABELS = ("pod-template-hash", "leaderworkerset.sigs.k8s.io/template-revision-hash")
+"""The one or the other is on each pod of a Deployment or a LeaderWorkerSet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The Deployment's own account of itself; all 0 without one. `roomless_s`: Unix time since when
+    """The own account of what makes the pods; all 0 without one. `roomless_s`: Unix time since when
     quota prevents new pods, 0 if it does not."""
 
     observed: bool = False
@@ -137,8 +138,29 @@ def pod_of(body: Object, now: float) -> Pod:
         drains=now < unix_time(meta.get("deletionTimestamp")) + _LATE_S,
         roomless_s=_turned_s(scheduled) if scheduled.get("status") == "False" else 0.0,
         lacks_room=any(word in str(scheduled.get("message")) for word in _LACKS_ROOM),
-        template=(meta.get("labels") or {}).get(_TEMPLATE_LABEL, ""),
+        template=next(iter(_template(meta).values()), ""),
     )
+
+
+def _template(meta: Object) -> dict[str, str]:
+    labels = meta.get("labels") or {}
+    return {name: labels[name] for name in _TEMPLATE_LABELS if name in labels}
+
+
+def with_followers(pods: Sequence[Pod], followers: Sequence[Pod]) -> tuple[Pod, ...]:
+    """The first pods of groups; one that waits for a pod of its group has that pod's trouble."""
+    troubled = {pod.name.rpartition("-")[0]: pod for pod in followers if pod.trouble}
+    return tuple(_waiting_for(pod, troubled.get(pod.name)) for pod in pods)
+
+
+def _waiting_for(pod: Pod, follower: Pod | None) -> Pod:
+    is_waiting = pod.trouble is None or pod.trouble.reason == Reason.NOT_READY
+    if follower is None or follower.trouble is None or pod.ready or not is_waiting:
+        return pod
+    said = f"{follower.name} of its group: {follower.trouble.message}"
+    trouble = replace(follower.trouble, message=said)
+    room = follower.roomless_s, follower.lacks_room
+    return replace(pod, trouble=trouble, roomless_s=room[0], lacks_room=room[1])
 
 
 def unplaced(
@@ -168,8 +190,7 @@ def essence_of(body: Object) -> Object:
     """A live pod without its spec and with only the metadata that is read: there may be much."""
     meta = body["metadata"]
     kept = {key: meta[key] for key in _POD_META if key in meta}
-    labels = {_TEMPLATE_LABEL: (meta.get("labels") or {}).get(_TEMPLATE_LABEL, "")}
-    return {"metadata": {**kept, "labels": labels}, "status": body.get("status") or {}}
+    return {"metadata": {**kept, "labels": _template(meta)}, "status": body.get("status") or {}}
 
 
 def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:
@@ -198,17 +219,18 @@ def controller_of(body: Object) -> str | None:
 
 
 def rollout_of(body: Object | None) -> Rollout:
-    """Read a live Deployment."""
+    """Read a live Deployment or LeaderWorkerSet, which tells its troubles in its pods alone."""
     if body is None:
         return Rollout()
     status = body.get("status") or {}
     generation = body["metadata"].get("generation", 0)
+    is_of_groups = "leaderWorkerTemplate" in body["spec"]
     return Rollout(
         observed=status.get("observedGeneration", 0) >= generation,
         replicas=status.get("replicas", 0),
         updated=status.get("updatedReplicas", 0),
         ready=status.get("readyReplicas", 0),
-        trouble=_rollout_trouble(status),
+        trouble=None if is_of_groups else _rollout_trouble(status),
         roomless_s=_refused_s(status),
     )
 

@@ -13,7 +13,7 @@ from ..children.drift import manifest_hash
 from ..children.manifests import is_ours
 from ..children.runtime import DecidedRuntime
 from ..cluster.failures import FailedPods
-from ..cluster.observed import Object, Pod, pod_of
+from ..cluster.observed import Object, Pod, pod_of, with_followers
 from ..model.fit import judge
 from ..model.reader import ModelReader
 from ..plan import rival
@@ -89,6 +89,7 @@ class ServiceKind:
         wanted = memory.runtime.replicas if memory.runtime else None
         pods_of = live.get(manifests.workload_of(service))
         memory.rivalry = rival.after(memory.rivalry, pods_of, wanted, service.generation, now)
+        pods = await self._of_groups(service, pods, now)
         return Observed(
             live=live,
             pods=pods,
@@ -144,6 +145,15 @@ class ServiceKind:
     def _pods(self, now: float) -> tuple[Pod, ...]:
         pods = (pod_of(body, now) for body in self._dependencies.store.pods(self._key))
         return tuple(sorted(pods, key=lambda pod: pod.name))
+
+    async def _of_groups(
+        self, service: InferenceService, pods: tuple[Pod, ...], now: float
+    ) -> tuple[Pod, ...]:
+        """The pods, which say what they wait for in their groups. No watch shows the others."""
+        if service.spec.hardware.nodes == 1 or all(pod.ready for pod in pods):
+            return pods
+        listed = self._dependencies.cluster.live_pods(self._key[0], manifests.followers(service))
+        return with_followers(pods, [pod_of(body, now) async for body in listed])
 
     async def _scrape(
         self, service: InferenceService, pods: tuple[Pod, ...], now: float
