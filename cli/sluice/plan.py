@@ -1,12 +1,16 @@
-"""`sluice plan DIR`: the memory arithmetic of a checkpoint, before any pod exists."""
+"""`sluice plan MODEL`: the memory arithmetic of a checkpoint, before any pod exists."""
 
 import argparse
 import json
+import os
 import sys
+from pathlib import Path
 
 from sluice_core.errors import StartupError
 from sluice_core.model import sizing
 from sluice_core.model.files import Directory, checkpoint_dir
+from sluice_core.model.gguf import SUFFIX, GgufShape
+from sluice_core.model.parallel import Layout
 from sluice_operator.children.resources import bytes_quantity
 from sluice_operator.model import checkpoint
 from sluice_operator.spec import kinds
@@ -23,13 +27,11 @@ def memory(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a checkpoint's folder, or one with its config and index")
-    parser.add_argument(
-        "--memory", type=memory, required=True, help="of one GPU, or of the pod: 24Gi"
-    )
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="what the pod runs on"
-    )
+    parser.add_argument("model", help="a folder with a checkpoint or its index, or a .gguf file")
+    parser.add_argument("--memory", type=memory, required=True, help="of a GPU, or the pod: 24Gi")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of the pod")
+    parser.add_argument("--gpus", type=count, default=1, help="of a pod: they share each layer")
+    parser.add_argument("--nodes", type=count, default=1, help="pods of a copy, a stage each")
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", *sizing.DTYPE_BYTES),
         help="of weights and KV cache; auto: the checkpoint's",
@@ -52,42 +54,54 @@ def main(args: argparse.Namespace) -> int:
     """Entry of `sluice plan`: 0 if the model fits, 1 if not, 2 if it cannot be read."""
     try:
         found = _read(args)
-        dtype_bytes = sizing.DTYPE_BYTES[found.dtype]
-        saved = found.bytes_saved(args.quantization)
-        plan = found.plan(
-            sizing.MemoryRequest(
-                total_bytes=args.memory,
-                utilization=args.gpu_memory_utilization,
-                weights_bytes=found.weights_bytes - saved,
-                max_num_batched_tokens=args.max_num_batched_tokens,
-                max_model_len=args.max_model_len or found.shape.default_len,
-                block_size=args.block_size or sizing.DEFAULT_BLOCK_SIZE[args.device],
-                dtype_bytes=dtype_bytes,
-                max_num_seqs=args.max_num_seqs,
-                device=args.device,
-            ),
-        )
+        asked = _request(args, found)
+        plan = found.plan(asked)
     except (StartupError, sizing.SizingError) as e:
         print(f"sluice plan: {e}", file=sys.stderr)
         return 2
-    host = {}
-    if args.device == "cuda":
-        host["host_memory_bytes"] = found.host_bytes
+    host = {"host_memory_bytes": found.host_bytes(args.gpus)} if args.device == "cuda" else {}
     if args.json:
         numbers = {"fits": plan.fits, "ceiling": plan.ceiling, "kv_tokens": plan.kv_tokens}
+        numbers |= {"kv_bytes_per_token": plan.kv_bytes_per_token, "stage": plan.stage}
+        numbers |= {"tensor": plan.layout.tensor, "pipeline": plan.layout.pipeline}
         print(json.dumps({**numbers, **plan.as_dict(), **host}))
     else:
         print(plan.explain())
         for num_bytes in host.values():
             print(f"host memory: {bytes_quantity(num_bytes)} requested (spec.hardware.hostMemory)")
-        print(_ceiling(plan) if plan.fits else found.advice(plan))
+        print(_ceiling(plan) if plan.fits else found.advice(plan, asked))
+        if found.is_quantised:
+            print("quantised: for VLLM, SGLang or TGI; Sluice's own engine does not read it")
     return 0 if plan.fits else 1
+
+
+def _request(args: argparse.Namespace, found: checkpoint.ModelFacts) -> sizing.MemoryRequest:
+    """What is asked of the checkpoint; raises SizingError."""
+    if args.device == "cpu" and max(args.gpus, args.nodes) > 1:
+        raise sizing.SizingError("--gpus and --nodes are for --device cuda.")
+    layout = Layout(tensor=args.gpus, pipeline=args.nodes)
+    if isinstance(found.shape, GgufShape):  # llama.cpp divides the layers
+        layout = Layout(pipeline=args.gpus * args.nodes)
+    return sizing.MemoryRequest(
+        total_bytes=args.memory,
+        utilization=args.gpu_memory_utilization,
+        weights_bytes=found.weights_bytes - found.bytes_saved(args.quantization),
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=args.max_model_len or found.shape.default_len,
+        block_size=args.block_size or sizing.DEFAULT_BLOCK_SIZE[args.device],
+        dtype_bytes=sizing.DTYPE_BYTES[found.dtype],
+        max_num_seqs=args.max_num_seqs,
+        device=args.device,
+        layout=layout,
+    )
 
 
 def _read(args: argparse.Namespace) -> checkpoint.ModelFacts:
     """The checkpoint's own figures; raises StartupError or SizingError."""
     if args.quantization and args.device != "cpu":
         raise sizing.SizingError(f"{args.quantization} is for CPUs: --device cpu is needed.")
+    if args.model.endswith(SUFFIX) and os.path.isfile(args.model):
+        return checkpoint.examine_gguf_file(Path(args.model))
     source = Directory(checkpoint_dir(args.model))
     return checkpoint.examine(source, args.dtype, on_cpu=args.device == "cpu")
 

@@ -8,6 +8,8 @@ from ..words import clean
 from .families import FAMILIES, Family
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+LOADED_BITS: Mapping[str, float] = {"fp8": 8, "bitsandbytes": 4.5}
+"""Bits of a weight where an engine quantises 16-bit files as it loads them (`--quantization`)."""
 MAX_LAYERS = 1024
 """More than any model has: lists with an entry per layer stay short, whatever a config claims."""
 
@@ -369,13 +371,22 @@ def weights_bytes(shape: ModelShape, dtype_bytes: int) -> int:
 def bytes_saved(shape: ModelShape, dtype: str, quantization: str | None) -> int:
     """Bytes of `weights_bytes` that quantisation saves: 0 for None. Raises SizingError.
 
-    The linear layers' weights take 1 byte each and a float32 scale for each output. Embeddings,
-    head, norms and routers stay as they are. Biases, which become float32, are too few to count.
+    Of the linear layers' weights: those of w8a8 take 1 byte each and a float32 scale for each
+    output; another engine's, the bits of LOADED_BITS. Embeddings, head, norms and routers stay as
+    they are. Biases, which become float32, are too few to count.
     """
     if quantization is None:
         return 0
+    elements, outputs = _linear(shape)
+    if quantization in LOADED_BITS:
+        return int((8 * DTYPE_BYTES[dtype] - LOADED_BITS[quantization]) / 8 * elements)
     if dtype == "float16":
         raise SizingError(f"{quantization} needs dtype bfloat16 or float32.")
+    return (DTYPE_BYTES[dtype] - 1) * elements - 4 * outputs
+
+
+def _linear(shape: ModelShape) -> tuple[int, int]:
+    """Elements and outputs of the linear layers, embeddings, head and routers left out."""
     hidden, experts = shape.hidden_size, shape.experts
     query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     elements = shape.num_layers * hidden * (2 * query + 2 * kv)
@@ -385,7 +396,7 @@ def bytes_saved(shape: ModelShape, dtype: str, quantization: str | None) -> int:
     mlps += [(len(experts.layers) * experts.count, experts.width)] if experts else []
     elements += 3 * hidden * sum(count * width for count, width in mlps)
     outputs += sum(count * (2 * width + hidden) for count, width in mlps)
-    return (DTYPE_BYTES[dtype] - 1) * elements - 4 * outputs
+    return elements, outputs
 
 
 def _mlps(shape: ModelShape) -> int:

@@ -5,17 +5,23 @@ before it loads and again with measured bytes. So both give the same number and 
 """
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .architecture import DTYPE_BYTES as DTYPE_BYTES
 from .architecture import HEAD as HEAD
+from .architecture import LOADED_BITS as LOADED_BITS
 from .architecture import ModelShape as ModelShape
 from .architecture import SizingError as SizingError
 from .architecture import bytes_saved as bytes_saved
+from .architecture import names_dtype as names_dtype
 from .architecture import resolve_dtype as resolve_dtype
 from .architecture import weights_bytes as weights_bytes
+from .parallel import COLLECTIVE_BYTES, ONE_GPU, Layout, Rank, ranks
+from .parallel import Indivisible as Indivisible
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -61,33 +67,49 @@ MAX_DIMS = 8
 """Most dimensions of a tensor; a model's tensors have two, a convolution's four."""
 MOST_BYTES = 1 << 60
 """Status and metrics hold 64 bits; no model is near it."""
+ADVISED_TENSOR = (2, 4, 8)
+"""GPUs to a stage that advice names: those of one machine."""
 STATISTICAL_Z = 2.326
 """P99 of a normal: the pool overflows, and preempts, in at most 1 % of the moments."""
 
 # Bits of the dtypes that safetensors 0.8 names; only floating ones change with the run's dtype.
 _HEADER_FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
-_HEADER_OTHER_BITS = {"I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16}
-_HEADER_BITS = {
-    **_HEADER_FLOAT_BITS,
-    **_HEADER_OTHER_BITS,
-    "U8": 8,
-    "BOOL": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-}
+_HEADER_OTHER_BITS = {
+    "C64": 64, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16, "I8": 8, "U8": 8,
+    "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+_HEADER_BITS = {**_HEADER_FLOAT_BITS, **_HEADER_OTHER_BITS}
+_AS_STORED = re.compile(r"scale|zero|g_idx|absmax|quant_map|quant_state")
+"""In the names of tensors beside quantised weights, which engines keep in their own dtype."""
 
 
-def safetensors_header_bytes(header: Mapping[str, object], dtype_bytes: int | None) -> int:
+def safetensors_header_bytes(
+    header: Mapping[str, object], dtype_bytes: int | None, *, quantised: bool = False
+) -> int:
     """Bytes of the tensors in one safetensors file's JSON header.
 
     `dtype_bytes`: bytes per element after conversion of floating tensors; None keeps each as it is.
-    Raises SizingError where the header is not one.
+    `quantised`: scales, zeros and indices of groups are kept too, and what is kept counts by its
+    place in the file. Raises SizingError where the header is not one.
     """
     total = 0
     for name, entry in header.items():
         if name != "__metadata__":
-            total += _tensor_bytes(name, entry, dtype_bytes)
+            is_kept = quantised and _AS_STORED.search(name)
+            wanted = None if is_kept else dtype_bytes
+            stored = _place_bytes(entry, wanted) if quantised else None
+            total += _tensor_bytes(name, entry, wanted) if stored is None else stored
     return total
+
+
+def _place_bytes(entry: object, wanted: int | None) -> int | None:
+    """Bytes of a tensor's place in the file; None if it has no place, or is converted."""
+    if not isinstance(entry, Mapping) or (wanted and entry.get("dtype") in _HEADER_FLOAT_BITS):
+        return None
+    place = entry.get("data_offsets")
+    ends = [end for end in place if type(end) is int] if isinstance(place, list) else []
+    return ends[1] - ends[0] if len(ends) == 2 and 0 <= ends[0] <= ends[1] <= MOST_BYTES else None
 
 
 def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
@@ -103,7 +125,7 @@ def _tensor_bytes(name: str, entry: object, dtype_bytes: int | None) -> int:
     bits = _HEADER_BITS[dtype]
     if dtype_bytes is not None and dtype in _HEADER_FLOAT_BITS:
         bits = 8 * dtype_bytes
-    return math.prod(dims) * bits // 8
+    return -(-math.prod(dims) * bits // 8)  # elements of under a byte are packed
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
@@ -161,7 +183,8 @@ def _mlp_bytes(shape: ModelShape, dtype_bytes: int) -> int:
 class MemoryPlan:
     """The bytes of one pod (CPU) or device (CUDA) by use, and how many sequences they carry.
 
-    `guaranteed_seqs`: sequences of max_model_len.
+    `guaranteed_seqs`: sequences of max_model_len. `stage`: that of the device, of several which
+    `layout` tells.
     """
 
     total_bytes: int
@@ -176,6 +199,8 @@ class MemoryPlan:
     max_model_len: int
     ceiling: int
     device: Literal["cpu", "cuda"] = "cpu"
+    layout: Layout = ONE_GPU
+    stage: int = 1
 
     @property
     def kv_tokens(self) -> int:
@@ -215,20 +240,19 @@ class MemoryPlan:
         }
 
     def explain(self) -> str:
-        """The arithmetic in one sentence."""
+        """The arithmetic in one sentence, of the GPU that has least room."""
         left = self.usable_bytes - self.fixed_bytes
+        step = "activations" if self.kv_bytes_per_token else "a step"
+        sizes = (
+            f"{self.layout.named(self.stage)}{self.utilization:g} x {_size(self.total_bytes)} - "
+            f"weights {_size(self.weights_bytes)} - {step} {_size(self.activation_bytes)} - "
+            f"workspace {_size(self.workspace_bytes)} - reserve {_size(self.reserve_bytes)} = "
+            f"{_size(left)}"
+        )
         if not self.kv_bytes_per_token:
-            return (
-                f"{self.utilization:g} x {_size(self.total_bytes)} - weights "
-                f"{_size(self.weights_bytes)} - a step {_size(self.activation_bytes)} - workspace "
-                f"{_size(self.workspace_bytes)} - reserve {_size(self.reserve_bytes)} = "
-                f"{_size(left)}; no KV cache is needed."
-            )
+            return f"{sizes}; no KV cache is needed."
         return (
-            f"{self.utilization:g} x {_size(self.total_bytes)} - weights "
-            f"{_size(self.weights_bytes)} - activations {_size(self.activation_bytes)} - workspace "
-            f"{_size(self.workspace_bytes)} - reserve {_size(self.reserve_bytes)} = {_size(left)} "
-            f"for the KV cache: {self.num_blocks} blocks of {self.block_size} tokens "
+            f"{sizes} for the KV cache: {self.num_blocks} blocks of {self.block_size} tokens "
             f"({_size(self.kv_bytes_per_token)} per token), {self.guaranteed_seqs} sequences of "
             f"{self.max_model_len} tokens."
         )
@@ -246,7 +270,9 @@ class MemoryRequest:
     `gathers`: attention gathers pages and writes masks out, as plain torch does. None until a
     worker has chosen its kernels: assumed on a CPU, not on a GPU, as Triton's do not gather.
     `measured_activation_bytes`: used if larger than the formula's. `in_a_row`: the kernels run
-    layers in one scratch. `num_blocks`: a number that the user fixed.
+    layers in one scratch. `num_blocks`: a number that the user fixed. `layout`: the GPUs that run
+    the model together, of `total_bytes` each; `weights_bytes` is the whole model's.
+    `kv_dtype_bytes`: of keys and values, where it is not `dtype_bytes`.
     """
 
     total_bytes: int
@@ -262,6 +288,8 @@ class MemoryRequest:
     measured_activation_bytes: int = 0
     in_a_row: bool = False
     num_blocks: int | None = None
+    layout: Layout = ONE_GPU
+    kv_dtype_bytes: int | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -270,21 +298,42 @@ class MemoryRequest:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that are left to the rest of the machine."""
-        return CPU_RESERVE_BYTES if self.device == "cpu" else 0
+        """Bytes that are left to the rest of the machine, and to what several GPUs exchange."""
+        together = COLLECTIVE_BYTES if self.layout.num_gpus > 1 else 0
+        return CPU_RESERVE_BYTES if self.device == "cpu" else together
 
 
 def plan_memory(shape: ModelShape, asked: MemoryRequest) -> MemoryPlan:
     """Plan the memory. A model that does not fit is a plan with `fits` False, not an error.
 
+    Of several GPUs the plan is that of the one with least room: each keeps as many blocks.
     Raises SizingError if no memory could help: impossible numbers, or max_model_len over the
-    model's own.
+    model's own. Raises Indivisible where the GPUs cannot divide the model.
     """
     _check_request(shape, asked)
+    plans = [_plan_rank(rank, asked) for rank in ranks(shape, asked.layout)]
+    return min(plans, key=lambda plan: (plan.fits, plan.num_blocks * plan.fits, -needed(plan)))
+
+
+def fewest_gpus(shape: ModelShape, asked: MemoryRequest) -> int | None:
+    """The smallest power of two of GPUs with which the model would fit by more tensor parallelism,
+    in the same stages; None if none of ADVISED_TENSOR a stage is enough."""
+    for tensor in ADVISED_TENSOR if asked.device == "cuda" else ():
+        layout = replace(asked.layout, tensor=tensor)
+        with suppress(Indivisible):
+            fits = plan_memory(shape, replace(asked, layout=layout)).fits
+            if fits and tensor > asked.layout.tensor:
+                return layout.num_gpus
+    return None
+
+
+def _plan_rank(rank: Rank, asked: MemoryRequest) -> MemoryPlan:
+    shape, kv_dtype_bytes = rank.shape, asked.kv_dtype_bytes or asked.dtype_bytes
     activations = _activation_bytes(shape, asked)
-    per_token = kv_bytes_per_token(shape, asked.dtype_bytes)
+    per_token = kv_bytes_per_token(shape, kv_dtype_bytes)
     workspace = _workspace_bytes(shape, asked, per_token)
-    left = int(asked.utilization * asked.total_bytes) - asked.weights_bytes
+    weights = rank.weights_bytes(asked.weights_bytes, asked.dtype_bytes)
+    left = int(asked.utilization * asked.total_bytes) - weights
     left -= activations + workspace + asked.reserve_bytes
     num_blocks, length = asked.num_blocks, asked.max_model_len
     if num_blocks is None:
@@ -297,7 +346,7 @@ def plan_memory(shape: ModelShape, asked: MemoryRequest) -> MemoryPlan:
         MemoryPlan(
             total_bytes=asked.total_bytes,
             utilization=asked.utilization,
-            weights_bytes=asked.weights_bytes,
+            weights_bytes=weights,
             activation_bytes=activations,
             workspace_bytes=workspace,
             reserve_bytes=asked.reserve_bytes,
@@ -307,8 +356,16 @@ def plan_memory(shape: ModelShape, asked: MemoryRequest) -> MemoryPlan:
             max_model_len=length,
             ceiling=min(carried, asked.num_seqs) if fits else 0,
             device=asked.device,
+            layout=asked.layout,
+            stage=rank.stage,
         )
     )
+
+
+def needed(plan: MemoryPlan) -> int:
+    """Bytes that one sequence of max_model_len needs, or the blocks that a person fixed."""
+    num_blocks = max(blocks_for(plan.max_model_len, plan.block_size), plan.num_blocks)
+    return plan.fixed_bytes + num_blocks * plan.block_size * plan.kv_bytes_per_token
 
 
 def _activation_bytes(shape: ModelShape, asked: MemoryRequest) -> int:
@@ -333,15 +390,17 @@ def _bounded(plan: MemoryPlan) -> MemoryPlan:
     return plan
 
 
-def host_memory_bytes(shape: ModelShape, dtype_bytes: int) -> int:
-    """Memory of the host that loading onto a GPU takes, in whole GiB.
+def host_memory_bytes(shape: ModelShape, dtype_bytes: int, num_gpus: int = 1) -> int:
+    """Memory of the host that loading onto a pod's GPUs takes, in whole GiB.
 
     Files are mapped, so the kernel can reclaim pages that were read. One tensor at a time goes to
     the device, perhaps through a copy in another dtype. So beside HOST_BYTES only the largest
-    tensor counts, however many there are: the embeddings, or an MLP's matrix.
+    tensor counts, however many there are: the embeddings, or an MLP's matrix. Each GPU has its own
+    process, which takes all of that.
     """
     widest = max(shape.vocab_size, shape.intermediate_size)
-    return math.ceil((HOST_BYTES + widest * shape.hidden_size * dtype_bytes) / GIB) * GIB
+    each = HOST_BYTES + widest * shape.hidden_size * dtype_bytes
+    return math.ceil(num_gpus * each / GIB) * GIB
 
 
 def _check_request(shape: ModelShape, asked: MemoryRequest) -> None:
@@ -395,12 +454,12 @@ def overflow_share(num_seqs: int, kv_tokens: int, mean: float, sigma: float) -> 
     return 0.5 * math.erfc(spare / spread / math.sqrt(2))
 
 
-def advice(plan: MemoryPlan, shape: ModelShape | None = None) -> str:
+def advice(plan: MemoryPlan, shape: ModelShape | None = None, num_gpus: int | None = None) -> str:
     """The change that would make a plan fit, in one sentence with numbers; empty if it fits.
-    `shape`: None without a KV cache."""
+    `shape`: None where it is no ModelShape. `num_gpus`: with which it would fit (`fewest_gpus`)."""
     if plan.fits:
         return ""
-    if shape is None or not plan.kv_bytes_per_token:
+    if not plan.kv_bytes_per_token:
         more = [*_larger_share(plan, plan.fixed_bytes), _more_memory(plan, plan.fixed_bytes)]
         return f"It would fit with {' or '.join(more)} or with a smaller max_num_batched_tokens."
     least = blocks_for(plan.max_model_len, plan.block_size)
@@ -408,17 +467,18 @@ def advice(plan: MemoryPlan, shape: ModelShape | None = None) -> str:
     if plan.num_blocks < left:  # a person fixed their number: more memory would bring no more
         enough = [f"{least} blocks"] if least <= left else []
         return f"It would fit with {' or '.join([*_shorter_window(plan), *enough])}."
-    # More than one sequence only where a person fixed the number of blocks.
-    kv_bytes = max(least, plan.num_blocks) * plan.block_size * plan.kv_bytes_per_token
-    needed = plan.fixed_bytes + kv_bytes
-    options = [*_smaller_dtype(plan, shape, kv_bytes), *_shorter_window(plan)]
+    enough_bytes = needed(plan)
+    options = _smaller_dtype(plan, shape, enough_bytes - plan.fixed_bytes) if shape else []
+    options += _shorter_window(plan)
     options += [f"{left} blocks"] if plan.num_blocks >= least and left >= least else []
-    options += [*_larger_share(plan, needed), _more_memory(plan, needed)]
+    options += _larger_share(plan, enough_bytes)
+    options += [f"{num_gpus} GPUs"] if num_gpus else []
+    options += [_more_memory(plan, enough_bytes)]
     return f"It would fit with {' or '.join(options)}."
 
 
-def _larger_share(plan: MemoryPlan, needed: int) -> list[str]:
-    share = math.ceil(100 * needed / plan.total_bytes) / 100
+def _larger_share(plan: MemoryPlan, num_bytes: int) -> list[str]:
+    share = math.ceil(100 * num_bytes / plan.total_bytes) / 100
     return [f"gpu_memory_utilization {share:g}"] if share <= MOST_UTILIZATION else []
 
 
@@ -435,11 +495,11 @@ def _shorter_window(plan: MemoryPlan) -> list[str]:
     return [f"max_model_len {plan.kv_tokens}"] if fits else []
 
 
-def _more_memory(plan: MemoryPlan, needed: int) -> str:
-    total = math.ceil(needed / plan.utilization)
+def _more_memory(plan: MemoryPlan, num_bytes: int) -> str:
+    total = math.ceil(num_bytes / plan.utilization)
     if plan.device == "cpu":
         return f"{_at_least(total)} of memory instead of {_size(plan.total_bytes)}"
-    return f"a GPU of {_at_least(total)}"
+    return f"{'a GPU' if plan.layout.num_gpus == 1 else 'GPUs'} of {_at_least(total)}"
 
 
 def _size(num_bytes: int) -> str:

@@ -44,7 +44,7 @@ Shape = EncoderShape | ModelShape | ImageShape | JointShape
 """Of a model that makes vectors or classes."""
 
 
-def image_part(shape: Shape) -> ImageShape | None:
+def image_part(shape: object) -> ImageShape | None:
     """The part of a model that reads images; None if it reads none."""
     part = shape.images if isinstance(shape, JointShape) else shape
     return part if isinstance(part, ImageShape) else None

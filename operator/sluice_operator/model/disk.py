@@ -1,16 +1,15 @@
 """The disk that a hub's model takes in a pod that keeps it on its node. Pure."""
 
-import re
-from collections import Counter
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sluice_core.hub.listing import RemoteFile
+from sluice_core.model.gguf import SUFFIX, model_name
 
 _TORCH = (".bin", ".pt", ".pth")
 _NO_MODEL = ("mmproj", "imatrix")
 """Beginnings of the names of GGUF files beside a model's own."""
-_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _GIB = 2**30
 _SPARE_BYTES = _GIB
 """For tokenizer and configuration, logs, and what an engine compiles into /tmp."""
@@ -34,15 +33,22 @@ def download_of(files: Collection[RemoteFile]) -> Download:
 
 
 def _gguf_bytes(files: Collection[RemoteFile]) -> int:
-    """Of many quantisations the hub gives llama.cpp and Ollama the one called Q4_K_M. Without it,
-    the smallest: a request that is too large would keep the pod from every node."""
-    sizes: Counter[str] = Counter()
-    for file in files:
+    return sum(file.size or 0 for file in gguf_files(files))
+
+
+def gguf_files(files: Collection[RemoteFile]) -> Sequence[RemoteFile]:
+    """The files of the model that llama.cpp and Ollama get from the hub, in order; none without.
+
+    Of many quantisations it is the one called Q4_K_M. Without it, the smallest: a request that is
+    too large would keep the pod from every node."""
+    models: defaultdict[str, list[RemoteFile]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.name):
         name = file.name.rpartition("/")[2].lower()
-        if name.endswith(".gguf") and not name.startswith(_NO_MODEL):
-            sizes[_PART.sub("", file.name)] += file.size or 0
-    usual = [size for name, size in sizes.items() if "q4_k_m" in name.lower()]
-    return min(usual or sizes.values(), default=0)
+        if name.endswith(SUFFIX) and not name.startswith(_NO_MODEL):
+            models[model_name(file.name)].append(file)
+    usual = [parts for name, parts in models.items() if "q4_k_m" in name.lower()]
+    sizes = usual or models.values()
+    return min(sizes, key=lambda parts: sum(part.size or 0 for part in parts), default=[])
 
 
 def with_spare(num_bytes: int) -> int:

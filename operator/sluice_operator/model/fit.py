@@ -1,16 +1,22 @@
 """Decides if the model fits, before any pod exists. Pure: its numbers against the memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from sluice_core.bounded import count
 from sluice_core.engines import FOREIGN
+from sluice_core.engines.engine import ForeignEngine
+from sluice_core.model.gguf import GgufShape
 from sluice_core.model.images import ImageShape
+from sluice_core.model.parallel import ONE_GPU, Layout
 from sluice_core.model.sizing import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_BLOCK_SIZE,
     DTYPE_BYTES,
     HOST_BYTES,
+    LOADED_BITS,
+    Indivisible,
     MemoryPlan,
     MemoryRequest,
     SizingError,
@@ -23,6 +29,14 @@ from ..spec.service import EngineName, Spec, Task
 from .checkpoint import ModelFacts, Refused, Unread
 from .disk import with_spare
 
+_TENSOR = ("tensor-parallel-size", "tp", "tp-size", "num-shard")
+_PIPELINE = ("pipeline-parallel-size", "pp", "pp-size")
+"""Flags of vLLM, SGLang and TGI."""
+_OTHER_PLACES = {
+    *("ngl", "gpu-layers", "n-gpu-layers", "ot", "override-tensor", "cmoe", "cpu-moe", "ncmoe"),
+    *("n-cpu-moe", "nkvo", "no-kv-offload", "hff", "hf-file", "hfr", "hf-repo", "m", "model"),
+}
+"""Flags of llama.cpp that keep weights off the GPU, or name another file."""
 UNREAD_CAP = 4
 """The assumed ceiling of a model that cannot be read, until a pod has reported its own."""
 
@@ -31,7 +45,7 @@ UNREAD_CAP = 4
 class Fit:
     """The answer for one object. `memory` and `checkpoint` are None if nothing could be read;
     `is_pending`: it is not known yet. `disk_bytes`: of the node's disk, for a hub's model; 0 where
-    that is not known."""
+    that is not known. `num_gpus`: GPUs of a pod, 1 on a CPU."""
 
     status: Literal["True", "False", "Unknown"]
     reason: Reason
@@ -40,11 +54,13 @@ class Fit:
     checkpoint: ModelFacts | None = None
     is_pending: bool = False
     disk_bytes: int = 0
+    num_gpus: int = 1
 
 
 def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     """Memory and disk for one pod."""
-    return replace(_judge(spec, found), disk_bytes=with_spare(_fetched_bytes(spec, found)))
+    sizes = with_spare(_fetched_bytes(spec, found)), max(spec.hardware.num_gpus, 1)
+    return replace(_judge(spec, found), disk_bytes=sizes[0], num_gpus=sizes[1])
 
 
 def _fetched_bytes(spec: Spec, found: ModelFacts | Unread | Refused) -> int:
@@ -65,7 +81,7 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     engine = FOREIGN.get(spec.engine.name)
     if isinstance(found, Refused) and found.is_final:
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
-    if engine and not engine.has_our_arithmetic and not isinstance(found, Unread):
+    if engine and not isinstance(found, Unread) and not _is_sized(spec, engine, found):
         return _left_to_the_engine(f"{spec.engine.name} sizes itself")
     if engine and isinstance(found, Refused):
         return _left_to_the_engine(f"{found.message} {spec.engine.name} decides")
@@ -73,21 +89,33 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
         return _unread(found, spec.engine.name)
     if isinstance(found, Refused):
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
+    if not engine and found.is_quantised:
+        message = "config.json: quantization_config is not supported."
+        return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, message)
     if engine and found.task != "generate":
         return _left_to_the_engine(f"{spec.engine.name} sizes itself for {spec.model.task}")
     if not engine and spec.model.task not in (possible := _tasks(found)):
         message = f"spec.model.task is {spec.model.task}, and the checkpoint is for "
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, f"{message}{' or '.join(possible)}.")
     try:
-        memory = _plan(spec, found)
+        asked = _request(spec, found)
+        memory = found.plan(asked)
     except SizingError as e:
-        if engine:
+        if engine and not isinstance(e, Indivisible):
             return _left_to_the_engine(f"{e} {spec.engine.name} decides")
         return Fit("False", Reason.IMPOSSIBLE_SIZE, str(e), None, found)
     if memory.fits:
         return Fit("True", Reason.FITS, memory.explain(), memory, found)
-    message = f"{memory.explain()} {found.advice(memory)}"
+    message = f"{memory.explain()} {found.advice(memory, asked if engine else None)}"
     return Fit("False", Reason.INSUFFICIENT_MEMORY, message, memory, found)
+
+
+def _is_sized(spec: Spec, engine: ForeignEngine, found: ModelFacts | Refused) -> bool:
+    """True if our arithmetic is about what the engine loads, or says why it cannot be."""
+    if isinstance(found, Refused) or not isinstance(found.shape, GgufShape):
+        is_refused = isinstance(found, Refused) and engine.slot_tokens is not None
+        return engine.has_our_arithmetic or is_refused
+    return engine.slot_tokens is not None and not _OTHER_PLACES & _given(spec).keys()
 
 
 def _tasks(found: ModelFacts) -> tuple[Task, ...]:
@@ -141,35 +169,64 @@ def _budget(spec: Spec) -> int:
 def loading_bytes(fit: Fit) -> int:
     """Host memory in which a pod with a GPU loads the model."""
     found = fit.checkpoint
-    return found.host_bytes if found else HOST_BYTES
+    return found.host_bytes(fit.num_gpus) if found else HOST_BYTES * fit.num_gpus
 
 
-def _plan(spec: Spec, found: ModelFacts) -> MemoryPlan:
+def _request(spec: Spec, found: ModelFacts) -> MemoryRequest:
     device: Literal["cuda", "cpu"] = "cuda" if spec.hardware.has_devices else "cpu"
-    is_ours = spec.engine.name == "Sluice"
-    quantization = _argument(spec, "quantization") if is_ours else None
-    return found.plan(
-        MemoryRequest(
-            total_bytes=spec.hardware.memory_bytes,
-            utilization=spec.batching.memory_utilization,
-            weights_bytes=found.weights_bytes - found.bytes_saved(quantization),
-            max_num_batched_tokens=_budget(spec),
-            max_model_len=spec.model.max_model_len or found.shape.default_len,
-            block_size=_number(spec, "block-size") or DEFAULT_BLOCK_SIZE[device],
-            dtype_bytes=DTYPE_BYTES[found.dtype],
-            max_num_seqs=spec.batching.max_num_seqs,
-            device=device,
-            num_blocks=_number(spec, "num-gpu-blocks-override"),
-        )
+    given, default = _given(spec), None
+    if isinstance(found.shape, GgufShape):  # each slot takes its memory at start
+        default = FOREIGN[spec.engine.name].capacity
+    return MemoryRequest(
+        total_bytes=spec.hardware.memory_bytes,
+        utilization=spec.batching.memory_utilization,
+        weights_bytes=found.weights_bytes - found.bytes_saved(_quantization(spec, found)),
+        max_num_batched_tokens=_budget(spec),
+        max_model_len=spec.model.max_model_len or found.shape.default_len,
+        block_size=_number(given, "block-size") or DEFAULT_BLOCK_SIZE[device],
+        dtype_bytes=DTYPE_BYTES[found.dtype],
+        max_num_seqs=spec.batching.max_num_seqs or default,
+        device=device,
+        num_blocks=_number(given, "num-gpu-blocks-override"),
+        layout=layout_of(spec),
+        kv_dtype_bytes=1 if given.get("kv-cache-dtype", "").startswith("fp8") else None,
     )
 
 
-def _argument(spec: Spec, flag: str) -> str | None:
-    """The value of a flag in `spec.engine.args`."""
-    given = (arg.removeprefix("--").partition("=") for arg in spec.engine.args)
-    return next((value for name, _, value in given if name == flag), None)
+def layout_of(spec: Spec) -> Layout:
+    """The GPUs that run one copy of the model: by the engine's arguments where they name any of
+    the three parallelisms, else by the hardware."""
+    given, hardware, engine = _given(spec), spec.hardware, FOREIGN.get(spec.engine.name)
+    if not engine or not hardware.has_devices:
+        return ONE_GPU
+    if engine.takes_gguf:
+        return Layout(pipeline=max(hardware.num_gpus, 1))  # llama.cpp divides the layers
+    tensor, pipeline = _number(given, *_TENSOR) or 1, _number(given, *_PIPELINE) or 1
+    if given.keys().isdisjoint(flag.lstrip("-") for flag in engine.parallel_flags):
+        tensor, pipeline = max(hardware.num_gpus, 1), hardware.nodes
+    return Layout(tensor=tensor, pipeline=pipeline, rest_last=engine.name == "sglang")
 
 
-def _number(spec: Spec, flag: str) -> int | None:
-    given = _argument(spec, flag)
-    return count(given) or None
+def _quantization(spec: Spec, found: ModelFacts) -> str | None:
+    """How the weights become smaller as they are loaded."""
+    given = _given(spec)
+    named = given.get("quantization") or given.get("q")
+    if spec.engine.name not in FOREIGN:
+        return named
+    return named if named in LOADED_BITS and not found.is_quantised else None
+
+
+def _given(spec: Spec) -> Mapping[str, str]:
+    """The flags in `spec.engine.args` without their dashes, and the value of each: behind `=`, or
+    the next argument."""
+    args, given = spec.engine.args, {}
+    for arg, after in zip(args, (*args[1:], "-"), strict=False):
+        if arg.startswith("-"):
+            name, joined, value = arg.lstrip("-").partition("=")
+            given[name.replace("_", "-")] = value if joined or after[:1] == "-" else after
+    return given
+
+
+def _number(given: Mapping[str, str], *names: str) -> int | None:
+    numbers = (count(given[name]) for name in names if name in given)
+    return next(numbers, None) or None

@@ -16,8 +16,8 @@ from sluice_core.hub.listing import Listing
 from sluice_core.hub.site import TIMEOUT_S, NoCertificates, Site, Transient, beginning
 from sluice_core.model.sizing import SizingError
 
-from .checkpoint import ModelFacts, Refused, Unread, examine
-from .disk import Download, download_of
+from .checkpoint import ModelFacts, Refused, Unread, examine, examine_gguf
+from .disk import Download, download_of, gguf_files
 
 MAX_FILES = 32
 """Headers of more files would take minutes; the index then tells the size."""
@@ -39,9 +39,11 @@ class HubSource:
     ends_s: float = field(default_factory=lambda: time.monotonic() + _DEADLINE_S, repr=False)
 
 
-def read(model: HubSource, dtype: str, *, on_cpu: bool) -> ModelFacts | Unread | Refused:
-    """Facts from `model`'s headers. Refused, with the size of its files if they are listed, if it
-    is not there, may not be read or cannot be served."""
+def read(
+    model: HubSource, dtype: str, *, on_cpu: bool, gguf: bool = False
+) -> ModelFacts | Unread | Refused:
+    """Facts from `model`'s headers; `gguf`: of its GGUF files. Refused, with the size of its files
+    if they are listed, if it is not there, may not be read or cannot be served."""
     named, download = reference.HubModel(model.repo, model.revision), Download()
     try:
         with Site(
@@ -50,7 +52,12 @@ def read(model: HubSource, dtype: str, *, on_cpu: bool) -> ModelFacts | Unread |
         ) as site:  # fmt: skip
             files = _Files(site, model, site.listing())
             download = download_of(files.listing.files.values())
-            facts = examine(files, dtype, files.listing.commit, on_cpu=on_cpu)
+            commit = files.listing.commit
+            if gguf:
+                parts = gguf_files(files.listing.files.values())
+                facts = examine_gguf(files, [part.name for part in parts], commit)
+            else:
+                facts = examine(files, dtype, commit, on_cpu=on_cpu)
             return replace(facts, download=download)
     except (Transient, StartupError, SizingError) as e:
         if time.monotonic() >= model.ends_s:  # whatever caused the silence

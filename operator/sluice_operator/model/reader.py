@@ -20,6 +20,8 @@ from .checkpoint import ModelFacts, Refused, Unread, read
 
 Found = ModelFacts | Unread | Refused
 
+_LLAMA_CPP = "LlamaCpp"
+"""Its GGUF file is read. Ollama's is not: Ollama sizes itself."""
 _REREAD_S = 60.0
 _MOST_REREAD_S = 600.0
 """Most seconds until a hub's model is read again after a failure: the wait starts at _REREAD_S and
@@ -58,7 +60,8 @@ class ModelReader:
         A long reading, or one while pods serve, goes on beside the passes: they must not wait for a
         hub that is away. `is_served`: tells if the pods serve this model.
         """
-        key = f"{model_of(service)}/{service.spec.hardware.accelerator}"
+        spec = service.spec
+        key = f"{model_of(service)}/{spec.hardware.accelerator}/{spec.engine.name == _LLAMA_CPP}"
         known = self._found if self._found_key == key else None
         sizes_itself = is_served and isinstance(known, Unread) and not known.is_pending
         reread_s = _SERVING_REREAD_S if sizes_itself else self._reread_s
@@ -91,7 +94,8 @@ class ModelReader:
             on_cpu = service.spec.hardware.accelerator == "cpu"
             self.stop()
             readers = _HUB_READERS if model.repo else _LOCAL_READERS
-            started = loop.run_in_executor(readers, _read, model, settings, token, on_cpu)
+            gguf = service.spec.engine.name == _LLAMA_CPP
+            started = loop.run_in_executor(readers, _read, model, settings, token, on_cpu, gguf)
             self._under_way = key, started, time.monotonic() + _DEADLINE_S
         _, future, ends_s = self._under_way
         await asyncio.wait({future}, timeout=min(wait_s, ends_s - time.monotonic()))
@@ -134,14 +138,14 @@ class ModelReader:
         return token
 
 
-def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool) -> Found:
+def _read(model: Model, settings: Settings, token: str | None, on_cpu: bool, gguf: bool) -> Found:
     try:
         if model.repo is not None:
             revision = model.revision or "main"
             where = settings.hub_endpoint, model.repo, revision
             wanted = hub.HubSource(*where, token, settings.hub_proxy)
-            return hub.read(wanted, model.dtype, on_cpu=on_cpu)
-        return read(model.uri, model.dtype, settings.models_dir, on_cpu=on_cpu)
+            return hub.read(wanted, model.dtype, on_cpu=on_cpu, gguf=gguf)
+        return read(model.uri, model.dtype, settings.models_dir, on_cpu=on_cpu, gguf=gguf)
     except (StartupError, SizingError) as e:
         return Refused(str(e))
     except OSError as e:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from sluice.__main__ import main
+from unit.core.model.test_gguf import gguf
+from unit.core.model.test_parallel import LLAMA_70B, STORED
 
 MODEL = Path(__file__).parents[3] / "examples/model"
 TOO_LARGE = str(Path(__file__).parents[3] / "examples/models/too-large")
@@ -157,3 +159,78 @@ def test_quantization_of_a_dtype_that_has_none_is_refused(
     asked = ["--device", "cpu", "--quantization", "w8a8", "--dtype", "float16"]
     assert main(["plan", TOO_LARGE, "--memory", "320Gi", *asked]) == 2
     assert "needs dtype bfloat16 or float32" in capsys.readouterr().err
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    """The config and index of Llama-3.3-70B."""
+    index = {"metadata": {"total_size": STORED}, "weight_map": {"w": "model-1.safetensors"}}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return str(tmp_path)
+
+
+def test_gpus_share_a_model_that_is_too_large_for_one(
+    large: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", large, "--memory", "80Gi", "--max-model-len", "8192"]
+    assert main(asked) == 1
+    assert " with 2 GPUs or a GPU of " in capsys.readouterr().out
+    assert main([*asked, "--gpus", "4", "--nodes", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("GPU of stage 2 of 2, tensor parallel 4: 0.9 x 80.0 GiB - weights 16.4")
+    assert "host memory: 20Gi requested" in said
+    assert main([*asked, "--gpus", "8", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert (seen["tensor"], seen["pipeline"], seen["stage"]) == (8, 1, 1)
+    assert (seen["kv_bytes_per_token"], seen["reserve_bytes"]) == (40_960, 512 << 20)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--gpus", "3"], "tensor parallel 3 does not divide num_attention_heads 64."),
+        (["--nodes", "81"], "pipeline parallel 81 is over num_hidden_layers 80."),
+        (["--gpus", "2", "--device", "cpu"], "--gpus and --nodes are for --device cuda."),
+    ],
+)
+def test_gpus_that_cannot_share_it_are_one_sentence_and_code_2(
+    large: str, more: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", large, "--memory", "80Gi", *more]) == 2
+    assert capsys.readouterr().err == f"sluice plan: {why}\n"
+
+
+def test_a_quantised_checkpoint_is_sized_as_it_is_stored_and_says_for_whom(
+    large: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = {"metadata": {"total_size": 39_770_000_000}, "weight_map": {"w": "m-1.safetensors"}}
+    (Path(large) / "model.safetensors.index.json").write_text(json.dumps(index))
+    quantised = {**LLAMA_70B, "quantization_config": {"quant_method": "awq"}}
+    (Path(large) / "config.json").write_text(json.dumps(quantised))
+    assert main(["plan", large, "--memory", "80Gi", "--max-model-len", "8192"]) == 0
+    said = capsys.readouterr().out
+    assert "weights 37.0 GiB" in said
+    assert said.endswith(
+        "quantised: for VLLM, SGLang or TGI; Sluice's own engine does not read it\n"
+    )
+
+
+def test_a_gguf_file_is_planned_for_llama_cpp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf(tensors={"w": ([1 << 18, 1 << 15], 8)}))
+    assert main(["plan", str(file), "--memory", "24Gi"]) == 0
+    said = capsys.readouterr().out
+    assert "0.9 x 24.0 GiB - weights 8.5 GiB" in said
+    assert "sequences of 4096 tokens." in said
+    assert main(["plan", str(file), "--memory", "8Gi"]) == 1
+    assert "It would fit with a GPU of " in capsys.readouterr().out
+    assert main(["plan", str(file), "--memory", "8Gi", "--gpus", "2"]) == 0
+    assert capsys.readouterr().out.startswith("GPU of stage 1 of 2: ")
+    file.write_bytes(b"GGUF")
+    assert main(["plan", str(file), "--memory", "8Gi"]) == 2
+    told = capsys.readouterr().err
+    assert told == "sluice plan: m.gguf: truncated, or not a GGUF file.\n"
+    assert main(["plan", str(tmp_path / "absent.gguf"), "--memory", "8Gi"]) == 2

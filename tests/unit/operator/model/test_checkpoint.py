@@ -65,7 +65,7 @@ def test_the_stored_head_of_tied_embeddings_is_no_weight_of_its_own(model: Path)
     assert (_read(model).weights_bytes, _read(model).num_parameters) == (2000, 1000)
 
 
-@pytest.mark.parametrize("name", ["quantization_config", "auto_map", "use_mrope"])
+@pytest.mark.parametrize("name", ["auto_map", "use_mrope"])
 def test_what_the_worker_would_refuse_is_refused_before_any_pod(model: Path, name: str) -> None:
     changed = {**CONFIG, name: {"AutoModel": "code.Model"}}
     (model / "config.json").write_text(json.dumps(changed))

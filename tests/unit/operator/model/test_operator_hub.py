@@ -12,6 +12,7 @@ import pytest
 from sluice_operator.model import hub as module
 from sluice_operator.model.checkpoint import ModelFacts, Refused, Unread
 from sluice_operator.model.hub import HubSource, read
+from unit.core.model.test_gguf import gguf
 from unit.operator.model.test_checkpoint import CONFIG
 from unit.worker.hub.forward_proxy import running_proxy
 from unit.worker.hub.hub_server import (
@@ -194,3 +195,27 @@ def test_a_hub_out_of_reach_leaves_the_size_unknown(hub: Hub) -> None:
 def test_a_hub_that_takes_too_long_in_all_is_given_up(hub: Hub) -> None:
     """Each read may be in time, and the whole for ever."""
     assert "it took over 60 s" in unread(of(hub, ends_s=0.0))
+
+
+def test_of_many_gguf_files_the_headers_of_one_model_are_read(hub: Hub) -> None:
+    """In parts, and the one that llama.cpp takes; of each only its beginning."""
+    body = bytes(8 << 20)
+    hub.files = {
+        "m-Q8_0.gguf": b"never read",
+        "Q4/m-Q4_K_M-00001-of-00002.gguf": gguf(tensors={"w": ([64], 0)}) + body,
+        "Q4/m-Q4_K_M-00002-of-00002.gguf": gguf({}, {"v": ([64], 0)}) + body,
+    }
+    answer = read(of(hub), "auto", on_cpu=False, gguf=True)
+    assert isinstance(answer, ModelFacts)
+    assert (answer.weights_bytes, answer.num_parameters, answer.commit) == (512, 128, COMMIT)
+    assert answer.download.gguf == sum(map(len, hub.files.values())) - len(b"never read")
+    for name in list(hub.files)[1:]:
+        assert [one.range for one in hub.fetched(name)] == ["bytes=0-2097151"]
+    hub.files = {"a.gguf": b"GGUF"}
+    refused = read(of(hub), "auto", on_cpu=False, gguf=True)
+    assert isinstance(refused, Refused)
+    assert refused.message == "a.gguf: truncated, or not a GGUF file."
+    hub.files = {"model.safetensors": b""}
+    refused = read(of(hub), "auto", on_cpu=False, gguf=True)
+    assert isinstance(refused, Refused)
+    assert refused.message == f"{REPO} has no GGUF model in 1 to 32 files."

@@ -332,8 +332,8 @@ def test_a_model_that_the_operator_may_not_read_is_told_with_file_cause_and_user
         shutil.copytree(EXAMPLE, root / "demo")
         settings = replace(SETTINGS, models_dir=root)
         asked = create_service(model__uri="file:///models/demo").spec.model
-        assert isinstance(reader._read(asked, settings, None, True), ModelFacts)
+        assert isinstance(reader._read(asked, settings, None, True, False), ModelFacts)
         (root / closed).chmod(0)
         with ordinary_user() as user:
-            found = reader._read(asked, settings, None, True)
+            found = reader._read(asked, settings, None, True, False)
     assert found == Refused(f"{named}: permission denied for user {user}.")
