@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e gpu-check demo demo-texts cluster cluster-down kind-image clean
+.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e groups gpu-check demo demo-texts cluster cluster-down kind-image clean
 
 setup: .venv/.ready
 
@@ -47,6 +47,10 @@ engines: setup
 # The images take 20 GB of disk; ARGS="llamacpp" tries one of them.
 engines-e2e: setup cluster
 	@PYTHONPATH=cluster:tests $(PY) -m engines_e2e $(ARGS)
+
+# Groups of pods over nodes, by a LeaderWorkerSet controller that is built from its Go module.
+groups: setup cluster
+	@PYTHONPATH=cluster:tests $(PY) -m pytest -q tests/groups
 
 # What a GPU does, in 8 minutes; ARGS=--rehearse tries all of it small, without one.
 gpu-check: setup

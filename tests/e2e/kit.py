@@ -1,7 +1,8 @@
 """What the end-to-end tests share: objects, and looks at a real cluster. No sleeps but polling."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Cluster:
 
     kube: Kube
     operator_image: str
+    worker_image: str
 
     @classmethod
     def installed(cls) -> "Cluster":
@@ -57,7 +59,7 @@ class Cluster:
             "--set", f"image={state.images['operator']}",
             "--set", f"worker.image={state.images['worker']}",
         )  # fmt: skip
-        return cls(kube, state.images["operator"])
+        return cls(kube, state.images["operator"], state.images["worker"])
 
     def apply(self, name: str, checkpoint: str, **spec: object) -> None:
         """Apply an InferenceService on CPU; `spec` holds further top-level fields."""
@@ -111,6 +113,19 @@ class Cluster:
             )
             for pod in self.kube.pods(name)
         }
+
+    @contextmanager
+    def offering(self, resource: str, count: int) -> Iterator[None]:
+        """A node that has `count` of an extended resource, in name only."""
+        node = self.kube.get("nodes")["items"][0]["metadata"]["name"]
+        path = f"/status/capacity/{resource.replace('/', '~1')}"
+        patch = ("patch", "node", node, "--subresource=status", "--type=json", "-p")
+        added = {"op": "add", "path": path, "value": str(count)}
+        self.kube.kubectl(*patch, json.dumps([added]))
+        try:
+            yield
+        finally:
+            self.kube.kubectl(*patch, json.dumps([{"op": "remove", "path": path}]))
 
     def signal_engine(
         self, name: str, signal: str, *, container: str = "worker", word: str = ENGINE

@@ -99,24 +99,22 @@ class Report:
 
 
 class Rolls:
-    """Two pods of the demo model, and what is done to them."""
+    """Two replicas of the demo model, and what is done to them. `pods_each`: of a replica."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, pods_each: int = 1) -> None:
+        self._cluster, self._pods_each = cluster, pods_each
         self._num_rolls = 0
         self.report = Report()
 
-    def start(self) -> None:
-        """Apply the object, and wait until both pods serve."""
+    def start(self, **spec: object) -> None:
+        """Apply the object, with `spec` more, and wait until both replicas serve."""
+        drafts = {} if "engine" in spec else {"speculation": "Never"}
+        batching = {"initialNumSeqs": 8, "maxNumSeqs": 8, **drafts}
         self._cluster.delete(NAME)
         self._cluster.apply(
-            NAME,
-            "demo",
-            replicas=2,
-            batching={"initialNumSeqs": 8, "maxNumSeqs": 8, "speculation": "Never"},
-            drain={"timeout": "30s"},
+            NAME, "demo", replicas=2, **{"batching": batching, "drain": {"timeout": "30s"}, **spec}
         )
-        self._settled(2)
+        self.settled(2)
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
@@ -135,7 +133,7 @@ class Rolls:
     def roll(self, spec: Mapping[str, object] | None = None) -> None:
         """Replace two pods, by an edit of their template; None: of the engine's arguments."""
         self._cluster.patch(NAME, {"replicas": 2})
-        self._settled(2)
+        self.settled(2)
         old = set(self._cluster.identities(NAME))
         self._num_rolls += 1
         args = [f"--seed={self._num_rolls}"]
@@ -150,12 +148,13 @@ class Rolls:
     ) -> None:
         began_s = time.time()
         self._cluster.patch(NAME, spec)
-        self._settled(num, old)
+        self.settled(num, old)
         self.report.steps.append(Step(kind, began_s, time.time()))
         print(self.report, flush=True)
 
-    def _settled(self, num: int, old: Set[str] = frozenset()) -> None:
-        """Wait until there are `num` pods, all ready, and none of `old`."""
+    def settled(self, num: int, old: Set[str] = frozenset()) -> None:
+        """Wait until there are `num` replicas, all ready, and no pod of `old`."""
+        num_pods = num * self._pods_each
 
         def look() -> bool | None:
             pods = self._cluster.kube.pods(NAME)
@@ -163,9 +162,9 @@ class Rolls:
             leaving = sum("deletionTimestamp" in pod["metadata"] for pod in pods)
             self.report.pods.append((time.time(), ready, leaving))
             is_new = old.isdisjoint(pod["metadata"]["uid"] for pod in pods)
-            return True if is_new and len(pods) == ready == num and not leaving else None
+            return True if is_new and len(pods) == ready == num_pods and not leaving else None
 
-        wait_for(f"{num} pods", STEP_SECONDS, look)
+        wait_for(f"{num_pods} pods", STEP_SECONDS, look)
 
     def _start_load(self, name: str) -> threading.Thread:
         sends, flags = CLIENTS[name]

@@ -40,7 +40,8 @@ POLL_S = 0.05
 class Kind:
     """An engine as data. `gate`: its name for --engine. `running`: its metric of sequences.
 
-    `lists`: whether it takes lists of prompts. `sized`: the flags of its capacity.
+    `lists`: whether it takes lists of prompts. `sized`: the flags of its capacity. `ranks`: worker
+    processes that each hold a part of the model.
     """
 
     name: str
@@ -50,19 +51,28 @@ class Kind:
     running: str | None
     lists: bool = True
     sized: tuple[str, ...] = ()
+    ranks: int = 1
+
+    @property
+    def family(self) -> str:
+        """The name without what it is started with."""
+        return self.name.partition("-")[0]
 
 
+_SIZED = ("--max-num-seqs", str(CAPACITY))
 KINDS = {
     kind.name: kind
     for kind in (
         Kind("sluice", "custom", "", "/readyz", "vllm:num_requests_running"),
+        Kind("vllm", "vllm", "vllm", "/health", "vllm:num_requests_running", sized=_SIZED),
         Kind(
-            "vllm",
+            "vllm-tp2",
             "vllm",
             "vllm",
             "/health",
             "vllm:num_requests_running",
-            sized=("--max-num-seqs", str(CAPACITY)),
+            sized=(*_SIZED, "--tensor-parallel-size", "2"),
+            ranks=2,
         ),
         Kind("llamacpp", "llamacpp", "llama.cpp", "/health", "llamacpp:requests_processing"),
         Kind("ollama", "ollama", "ollama", "/api/version", None, lists=False),
@@ -125,17 +135,20 @@ def _gguf() -> Path:
 
 def _environ(kind: Kind, site: Site, directory: Path, port: int) -> Mapping[str, str]:
     more: dict[str, str] = {}
-    if kind.name == "vllm":
+    if kind.family == "vllm":
         # Its engine in one process, so that a signal reaches all of it.
         more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
         more |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         # Its own way to bind threads does nothing where there is no NUMA.
         more |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    if kind.name == "ollama":
+        if kind.ranks > 1:  # each on a processor; more processes than one are needed
+            bound = "|".join(map(str, range(kind.ranks)))
+            more |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": bound}
+    if kind.family == "ollama":
         more = {"HOME": str(directory), "OLLAMA_HOST": f"127.0.0.1:{port}"}
         more |= {"OLLAMA_NUM_PARALLEL": str(CAPACITY), "OLLAMA_KEEP_ALIVE": "-1"}
         more |= {"OLLAMA_CONTEXT_LENGTH": str(WINDOW)}
-    if kind.name == "sluice":
+    if kind.family == "sluice":
         more = {"OMP_NUM_THREADS": "1"}
     return inherited(os.environ, site if kind.site else None) | environ_of(site) | more
 
@@ -164,7 +177,7 @@ class Engine:
 
     def start(self) -> None:
         """Start it and wait until it answers. Raises CannotStart."""
-        command = COMMANDS[self.kind.name](self.site, self.directory, self.port)
+        command = COMMANDS[self.kind.family](self.site, self.directory, self.port)
         command += self.kind.sized if self.flags is None else self.flags
         self.environ = {**_environ(self.kind, self.site, self.directory, self.port), **self.more}
         with self.log.open("ab") as output:
@@ -190,6 +203,15 @@ class Engine:
         os.killpg(self.process.pid, number)
         if number == signal.SIGKILL:
             self.process.wait()
+
+    def kill_rank(self) -> None:
+        """Kill the process of the last part of the model."""
+        name = f"VLLM::Worker_TP{self.kind.ranks - 1}".encode()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                pid = int(path.parent.name)
+                if os.getsid(pid) == self.process.pid and path.read_bytes().startswith(name):
+                    os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """End it, also if it was stopped by a signal."""

@@ -8,7 +8,13 @@ import msgspec
 from msgspec import Struct
 
 BEGIN, END = "<!-- make engines -->\n", "<!-- end -->\n"
-NAMES = {"sluice": "Sluice", "vllm": "vLLM", "llamacpp": "llama.cpp", "ollama": "Ollama"}
+NAMES = {
+    "sluice": "Sluice",
+    "vllm": "vLLM",
+    "vllm-tp2": "vLLM, tensor parallel 2",
+    "llamacpp": "llama.cpp",
+    "ollama": "Ollama",
+}
 SIGNS = {"passed": "yes", "failed": "**no**", "skipped": "-"}
 UNITS = {"_ms": " ms", "_s": " s"}
 

@@ -199,7 +199,7 @@ def test_groups_that_are_all_up_make_no_trouble() -> None:
         "observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "readyReplicas": 2,
         "conditions": [{"type": "Progressing", "status": "False", "reason": "GroupsProgressing"}],
     }  # fmt: skip
-    spec = {"leaderWorkerTemplate": {}}
+    spec: dict[str, Any] = {"leaderWorkerTemplate": {}}
     rollout = rollout_of({"metadata": {"generation": 2}, "spec": spec, "status": status})
     assert (rollout.observed, rollout.ready, rollout.trouble) == (True, 2, None)
     stuck = rollout_of({"metadata": {"generation": 2}, "spec": {}, "status": status})
