@@ -321,9 +321,7 @@ GPUS = {"limits": {"nvidia.com/gpu": 2, "cpu": 2, "memory": "4Gi"}}
             {
                 "image": "ollama/ollama",
                 "args": [],
-                "lifecycle": {
-                    "postStart": {"exec": {"command": ["sh", "-c", "ollama", "pull", "hf.co/a/b"]}}
-                },
+                "lifecycle": {"postStart": {"exec": {"command": ["ollama", "pull", "hf.co/a/b"]}}},
             },
             "spec.model",
             {"uri": "hf://a/b", "name": "hf.co/a/b"},
