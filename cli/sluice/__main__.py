@@ -9,6 +9,7 @@ from typing import Any
 
 COMMANDS = {
     "bench": "Send one running server the same bursts at several caps, and say what each brings.",
+    "from": "Print a Deployment of an engine as the InferenceService that says the same.",
     "gate": "Stand before an engine that runs already: a live cap, a queue, evidence and metrics.",
     "load": "Send an OpenAI endpoint closed- or open-loop load or bursts; one JSON object a line.",
     "report": "Say what one service promised, held and cost, and what would help.",
@@ -17,6 +18,8 @@ COMMANDS = {
     "status": "Show one service's plan, cap, evidence, conditions and history.",
     "plan": "Work out whether a checkpoint fits, and for how many sequences, without a pod.",
 }
+MODULES = {"from": "manifest"}
+"""Modules of commands whose names Python keeps for itself."""
 EXIT_SIGPIPE = 141
 """Exit code that a shell reports for a program that wrote to a reader who had left."""
 
@@ -81,7 +84,7 @@ def _discard_output() -> None:
 
 def _imported(command: str) -> Any:
     try:
-        return importlib.import_module(f"sluice.{command}")
+        return importlib.import_module(f"sluice.{MODULES.get(command, command)}")
     except ImportError as e:  # even if only a part of a package is missing
         sys.exit(f"sluice {command}: {e.name} is not installed here, as in the operator's image")
 
