@@ -188,7 +188,9 @@ def follower_spec(
         for name, source, _ in _volumes(service, settings)
         if name in mounted
     ]
-    return _spec(service, settings, {"containers": [engine], "volumes": volumes})
+    # The first pod has drained when they are ended; the next group waits until they are gone.
+    grace = {"terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS}
+    return _spec(service, settings, {**grace, "containers": [engine], "volumes": volumes})
 
 
 def _spec(service: InferenceService, settings: Settings, parts: Manifest) -> Manifest:

@@ -224,7 +224,7 @@ def rollout_of(body: Object | None) -> Rollout:
         return Rollout()
     status = body.get("status") or {}
     generation = body["metadata"].get("generation", 0)
-    is_of_groups = "leaderWorkerTemplate" in body["spec"]
+    is_of_groups = "leaderWorkerTemplate" in body.get("spec", {})
     return Rollout(
         observed=status.get("observedGeneration", 0) >= generation,
         replicas=status.get("replicas", 0),
