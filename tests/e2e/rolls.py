@@ -164,7 +164,7 @@ class Rolls:
             is_new = old.isdisjoint(pod["metadata"]["uid"] for pod in pods)
             return True if is_new and len(pods) == ready == num_pods and not leaving else None
 
-        wait_for(f"{num_pods} pods", STEP_SECONDS, look)
+        wait_for(f"{num_pods} pods", self._pods_each * STEP_SECONDS, look)
 
     def _start_load(self, name: str) -> threading.Thread:
         sends, flags = CLIENTS[name]
