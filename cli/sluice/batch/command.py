@@ -79,7 +79,10 @@ def main(args: argparse.Namespace) -> int:
     try:
         source = _source(args)
         with closing(Index()) as index:
-            _fill(index, source)
+            try:
+                _fill(index, source)
+            except OSError as e:
+                raise Refusal(f"the input cannot be read: {e}") from e
             with Results(args.out) as results:
                 _mark_done(index, results)
                 return _run(args, index, source, results)

@@ -50,7 +50,7 @@ class Sender:
             try:
                 result, asked_s = await self._try(custom_id, route, body)
                 is_last = not result.is_temporary
-            except (aiohttp.ClientError, ConnectionError, TimeoutError) as e:
+            except (aiohttp.ClientError, OSError) as e:
                 is_connecting = isinstance(e, aiohttp.ConnectionTimeoutError)
                 is_last = isinstance(e, TimeoutError) and not is_connecting
                 result = unanswered(custom_id, "timeout" if is_last else "connection_error", e)
@@ -110,5 +110,5 @@ async def answers(session: aiohttp.ClientSession, url: str) -> bool:
     try:
         async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(PROBE_S)):
             return True
-    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+    except (aiohttp.ClientError, OSError):
         return False

@@ -1,6 +1,7 @@
 """`sluice batch` against a tiny API: its exit codes, its last line, and what it refuses."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -295,6 +296,21 @@ def test_a_folder_becomes_requests_of_the_first_model(
         "messages": [{"role": "user", "content": "Sum up:\n\none"}],
     }  # fmt: skip
     assert [each["custom_id"] for each in results(tmp_path / "out")] == ["a.txt"]
+
+
+def test_a_folder_that_cannot_be_read_is_refused(
+    api: TinyApi,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scandir(path: Path) -> None:  # root may read anything
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    given = ["batch", str(tmp_path), "-o", str(tmp_path / "out"), "--url", api.url]
+    assert main([*given, "--route", "/classify"]) == 2
+    assert "the input cannot be read: [Errno 13]" in capsys.readouterr().err
 
 
 def test_progress_tells_done_failed_rate_and_time_left() -> None:

@@ -1,5 +1,6 @@
 """One request: what is tried again, and what its line says then."""
 
+import asyncio
 import json
 import socket
 import time
@@ -107,6 +108,41 @@ async def test_without_an_answer_there_is_a_code_and_no_response(
     assert result["response"] is None
     assert result["error"]["code"] == "connection_error"
     assert "disconnected" in result["error"]["message"].lower()
+
+
+WELL = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"what?\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        WELL + b"Content-Length: 99\r\n\r\n{}",
+        WELL + b"Content-Length: x\r\n\r\n{}",
+        WELL + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+        WELL + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        WELL + b"X: " + b"x" * 99_999 + b"\r\n\r\n",
+    ],
+)
+async def test_an_answer_that_is_no_http_is_an_error_line(answer: bytes) -> None:
+    num_asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        head = await reader.readuntil(b"\r\n\r\n")
+        num_asked += head.startswith(b"POST")
+        is_probe = head.startswith(b"GET")
+        writer.write(WELL + b"Content-Length: 2\r\n\r\n{}" if is_probe else answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        result = shown(await sent(f"http://127.0.0.1:{port}"))
+    assert num_asked == 3
+    assert (result["response"], result["error"]["code"]) == (None, "connection_error")
+    assert len(result["error"]["message"]) <= 300
 
 
 async def test_a_late_answer_is_not_asked_for_again(api: TinyApi) -> None:

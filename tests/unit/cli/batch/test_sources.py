@@ -46,13 +46,16 @@ def test_lines_are_read_again_at_their_places(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_file_that_changes_while_it_is_sent_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ids", [("longer", "b"), ("a", "c")])
+def test_a_file_that_changes_while_it_is_sent_is_noticed(
+    tmp_path: Path, ids: tuple[str, str]
+) -> None:
     path = tmp_path / "in"
     path.write_text(line("a") + line("b"))
     source = JsonLines(path)
     _, last = source.found()
     assert isinstance(last, Item)
-    path.write_text(line("longer") + line("b"))
+    path.write_text("".join(map(line, ids)))
     with pytest.raises(Refusal, match="was changed while it was sent"):
         source.body(last)
 
