@@ -6,10 +6,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+from sluice_core.words import clean
+
 from .index import Index
 from .item import Item, Result
 from .results import Results
-from .send import unanswered
+from .send import MAX_DETAIL, unanswered
 from .sources import Source
 from .target import Target
 
@@ -36,7 +39,7 @@ class Run:
         self._open: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
-        self._is_leaving, self._error = False, list[BaseException]()
+        self._is_leaving, self._has_failed, self._error = False, False, list[BaseException]()
 
     async def run(self, target: Target, send: Send) -> None:
         """Send all; raises what ended it before."""
@@ -111,6 +114,10 @@ class Run:
         self.pending -= 1
         self.ok += result.is_ok
         self.failed += not result.is_ok
+        if not result.is_ok and not self._has_failed:  # all may fail alike
+            self._has_failed = True
+            shown = clean(msgspec.json.encode(result).decode(), MAX_DETAIL)
+            print(f"The first that failed: {shown}", file=sys.stderr)
 
     async def _tell(self, target: Target) -> None:
         """Print progress every few seconds, for ever, and follow the engine's cap."""

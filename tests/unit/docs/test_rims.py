@@ -106,6 +106,7 @@ CLEANED = {
     "operator/sluice_operator/status/events.py": "all that an event says",
     "cli/sluice/batch/command.py": "an input's, in sentences on it",
     "cli/sluice/batch/item.py": "the same",
+    "cli/sluice/batch/run.py": "a server's error, shown once",
     "cli/sluice/batch/send.py": "a server's errors and its ids",
     "cli/sluice/kube.py": "all that an object of a cluster says",
     "cli/sluice/manifest/command.py": "a file's, in a sentence on it",
