@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 COMMANDS = {
+    "batch": "Send all requests of a file or a folder, and append each answer to a file.",
     "bench": "Send one running server the same bursts at several caps, and say what each brings.",
     "from": "Print a Deployment of an engine as the InferenceService that says the same.",
     "gate": "Stand before an engine that runs already: a live cap, a queue, evidence and metrics.",
@@ -61,7 +62,7 @@ def _run(arguments: list[str], chosen: str) -> int:
         if name == chosen:
             _imported(name).add_arguments(command)
     args, unknown = parser.parse_known_args(arguments)
-    if args.command == "gate":
+    if args.command in ("batch", "gate"):
         args.flags, unknown = unknown, []
     if unknown:
         order = "; flags go after MODEL" if args.command == "serve" else ""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def _start(engine: ForeignEngine, model: str, flags: list[str], folder: Path) ->
         model=model,
         name=told.served_model_name,
         capacity=told.max_num_seqs,
-        port=_free_port(),
+        port=free_port(),
         is_hub=not Path(model).exists(),
         budget=budget,
         inside=inside,
@@ -111,7 +111,8 @@ def _place(package: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -146,7 +147,7 @@ async def _serve(
     try:
         for words in (before, line):
             theirs = environ if words is line else None
-            running.append(await _spawn(words, theirs))
+            running.append(await spawn(words, theirs))
         door, engine = running
         pulling = asyncio.create_task(_pull(engine, line[0], environ, port, pulled))
         waits = [asyncio.create_task(each) for each in (told.wait(), door.wait(), engine.wait())]
@@ -159,10 +160,10 @@ async def _serve(
         return 0 if told.is_set() else door.returncode or 0
     finally:
         for process in running:
-            await _end(process, None if process is running[0] else LEAVES_S)
+            await end(process, None if process is running[0] else LEAVES_S)
 
 
-async def _end(process: Process, limit_s: float | None) -> None:
+async def end(process: Process, limit_s: float | None) -> None:
     """Ask it to end, and end it after `limit_s`."""
     if process.returncode is None:
         process.terminate()
@@ -173,8 +174,15 @@ async def _end(process: Process, limit_s: float | None) -> None:
         await process.wait()
 
 
-async def _spawn(words: list[str], environ: Mapping[str, str] | None) -> Process:
-    return await asyncio.create_subprocess_exec(*words, env=environ, start_new_session=True)
+async def spawn(
+    words: list[str],
+    environ: Mapping[str, str] | None,
+    prepare: Callable[[], None] | None = None,
+) -> Process:
+    """A process in a session of its own, which a Ctrl-C does not reach. `prepare` runs in it."""
+    return await asyncio.create_subprocess_exec(
+        *words, env=environ, start_new_session=True, preexec_fn=prepare
+    )
 
 
 def _kill(process: Process) -> None:
@@ -198,5 +206,5 @@ async def _pull(
                 break
             except aiohttp.ClientError:  # it starts
                 await asyncio.sleep(ASK_AGAIN_S)
-    if not is_there and await (await _spawn([program, "pull", model], environ)).wait():
+    if not is_there and await (await spawn([program, "pull", model], environ)).wait():
         engine.terminate()

@@ -56,19 +56,20 @@ def base_url(text: str) -> str:
 
 
 def open_session(
-    bearers: Path | None, timeout_s: float, connect_s: float | None = None
+    bearers: Path | None, timeout_s: float, connect_s: float | None = None, key: str = ""
 ) -> aiohttp.ClientSession:
-    """Connections that send the first bearer token of a file; raises EndpointError."""
+    """Connections that send the first bearer token of a file, or else `key`; raises
+    EndpointError."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s),
-        headers=_headers(bearers),
+        headers=_headers(bearers, key),
     )
 
 
-def _headers(path: Path | None) -> dict[str, str]:
+def _headers(path: Path | None, key: str) -> dict[str, str]:
     if path is None:
-        return {}
+        return {"Authorization": f"Bearer {key}"} if key else {}
     try:
         bearers = path.read_text().split()
     except (OSError, ValueError) as e:
@@ -116,6 +117,10 @@ class LiveCap:
         self._epoch = found.epoch
         self._sent: dict[int, int] = {}
         self.ceiling: int | None = found.ceiling
+
+    async def cap(self) -> int:
+        """The cap in force; raises EndpointError, or aiohttp's error if nothing answers."""
+        return (await read_config(self._session, self._url)).cap
 
     async def use(self, cap: int) -> None:
         """Open the next epoch with `cap`."""

@@ -1,0 +1,114 @@
+"""*rim*: one request to its result, with few retries."""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+from msgspec import Raw
+from sluice_core.bounded import number
+from sluice_core.words import clean
+
+from .item import TOO_MANY, Failure, Response, Result
+
+MAX_DETAIL = 300
+"""Characters that are told of an error."""
+MAX_WAIT_S = 600.0
+"""Most seconds that a server's Retry-After is honoured for."""
+PROBE_S = 10.0
+
+
+class EndpointGone(Exception):
+    """Nothing answers at the endpoint any more."""
+
+
+class Sender:
+    """Sends requests to the API at `url`; `slow_down` is told the monotonic time at which a request
+    was sent that got 429. Waits before retries grow from `backoff_s`, drawn about it."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        slow_down: Callable[[float], None],
+        max_retries: int,
+        backoff_s: float = 1.0,
+    ) -> None:
+        self._session, self._url, self._slow_down = session, url, slow_down
+        self._max_retries, self._backoff_s = max_retries, backoff_s
+
+    async def send(self, custom_id: str, route: str, body: bytes) -> Result:
+        """The result of one request; raises `EndpointGone`.
+
+        429, 5xx and broken connections are tried again; nothing else is.
+        """
+        for retries in range(self._max_retries + 1):
+            asked_s = None
+            try:
+                result, asked_s = await self._try(custom_id, route, body)
+                is_last = not result.is_temporary
+            except (aiohttp.ClientError, OSError) as e:
+                is_connecting = isinstance(e, aiohttp.ConnectionTimeoutError)
+                is_last = isinstance(e, TimeoutError) and not is_connecting
+                result = unanswered(custom_id, "timeout" if is_last else "connection_error", e)
+            if is_last or retries == self._max_retries:
+                break
+            await asyncio.sleep(self._delay_s(asked_s, retries))
+        if result.response is None and not await answers(self._session, self._url):
+            raise EndpointGone(f"{self._url} does not answer any more")
+        return result
+
+    def _delay_s(self, asked_s: float | None, retries: int) -> float:
+        """Never sooner than the server asks for; spread, so that not all come at once."""
+        drawn = random.random()  # noqa: S311 - no secret
+        if asked_s is not None:
+            return min(asked_s, MAX_WAIT_S) * (1 + drawn / 4)
+        return float(self._backoff_s * 2**retries * (0.5 + drawn))
+
+    async def _try(self, custom_id: str, route: str, body: bytes) -> tuple[Result, float | None]:
+        """The result of one answer, and the seconds of its Retry-After."""
+        sent_s = time.monotonic()
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url + route, data=body, headers=headers) as answer:
+            data = await answer.read()
+        if answer.status == TOO_MANY:
+            self._slow_down(sent_s)
+        request_id = clean(answer.headers.get("x-request-id", ""), MAX_DETAIL)
+        result = answered(custom_id, answer.status, request_id, data)
+        return result, number(answer.headers.get("Retry-After"))
+
+
+def answered(custom_id: str, status: int, request_id: str, data: bytes) -> Result:
+    """The result of an answer of HTTP. A body that is no JSON becomes a text, and an error of a
+    request that went well otherwise."""
+    own, error = _new_id(), None
+    try:
+        data.decode()
+        body = msgspec.json.format(data, indent=-1)
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        body = msgspec.json.encode(data.decode(errors="replace"))
+        if 200 <= status < 300:
+            error = Failure("invalid_answer", "The answer is not JSON.")
+    return Result(own, custom_id, Response(status, request_id or own, Raw(body)), error)
+
+
+def unanswered(custom_id: str, code: str, why: Exception) -> Result:
+    """The result of a request that got no answer of HTTP."""
+    message = clean(f"{type(why).__name__}: {why}", MAX_DETAIL)
+    return Result(_new_id(), custom_id, None, Failure(code, message))
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
+
+
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """True if anything of HTTP comes from the server at `url`."""
+    try:
+        async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(PROBE_S)):
+            return True
+    except (aiohttp.ClientError, OSError):
+        return False
