@@ -100,15 +100,15 @@ def test_only_on_openshift_owner_references_take_a_right_to_delete(
     helm: Path, namespaces: tuple[str, ...]
 ) -> None:
     def deletable(*more: str) -> set[str]:
-        manifests = template(helm, *IMAGES, *namespaces, *more)
+        manifests = template(helm, *IMAGES, "--set", "userRoles=false", *namespaces, *more)
         roles = [*of_kind(manifests, "ClusterRole"), *of_kind(manifests, "Role")]
         rules = [rule for role in roles for rule in role["rules"]]
-        given = {one for rule in rules if "delete" in rule["verbs"] for one in rule["resources"]}
-        return given - {"inferenceservices"}  # a person's
+        return {one for rule in rules if "delete" in rule["verbs"] for one in rule["resources"]}
 
     assert deletable() == set()
     assert deletable("--set", "openshift=true") == {
         "deployments", "services", "configmaps", "secrets", "poddisruptionbudgets",
+        "leaderworkersets",
     }  # fmt: skip
 
 
@@ -316,6 +316,9 @@ def test_the_operator_may_do_what_it_does_and_no_more(helm: Path) -> None:
         "get secrets", "create secrets", "patch secrets",
         "get poddisruptionbudgets.policy", "create poddisruptionbudgets.policy",
         "patch poddisruptionbudgets.policy",
+        "get leaderworkersets.leaderworkerset.x-k8s.io",
+        "create leaderworkersets.leaderworkerset.x-k8s.io",
+        "patch leaderworkersets.leaderworkerset.x-k8s.io",
         "list pods", "watch pods",
         "create events",
     }  # fmt: skip
