@@ -177,6 +177,10 @@ class Reason(StrEnum):
     )
     INTERFERENCE_LASTS = "InterferenceLasts", "The pod is slower for now: lowered until it ends."
     # The cap holds
+    STATIC_BATCH = (
+        "StaticBatch",
+        "`batching.mode` is Static: the cap is the size of a batch, and only the replicas move.",
+    )
     CAP_UNUSED = "CapUnused", "Fewer run than the cap allows, which proves nothing."
     COLLECTING_EVIDENCE = "CollectingEvidence", "Headroom needs the samples that are named."
     AWAITING_ACKNOWLEDGEMENT = (

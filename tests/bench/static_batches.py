@@ -1,98 +1,198 @@
-"""What static batches gain: as measured on two real workers, and by the formula of `sluice bench`.
+"""One by one, static batches and continuous ones on the same prompts, and which to take.
 
-    PYTHONPATH=tests nice -n 19 .venv/bin/python -m bench.static_batches
+    PYTHONPATH=tests .venv/bin/python -m bench.static_batches --out docs/benchmarks
 
-The demo's model behind one continuous and one static worker, both for 8 sequences. Each pair of
-waves has the same lengths. What is compared is the engines' CPU time, of one thread, which other
-load of the machine hardly moves.
+The demo's model behind six workers of one thread each, which take turns. A static batch of 8 or 32
+starts when it is full, or when its first has waited: 100 ms, or 2 s, as good as only when it is
+full. 1,000 prompts come all at once, of equal and of mixed lengths, or in bursts with pauses, which
+are half of what continuous batches can do. DIR gets `static.md`, `.json` and `.png`.
+
+One by one is so slow that it runs in the first repeat alone. Fewer `--prompts` make a shorter run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import random
-from statistics import median, quantiles
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
 
 import aiohttp
 from bench.peers.processes import cpu_seconds
+from bench.real_turns import ROOT, commit_of
 from bench.serving import NAME, VOCAB_SIZE, serving
+from bench.static_page import advice, page, static_png, table
+from bench.static_rows import (
+    BLOCK,
+    CONTINUOUS,
+    ONE,
+    Answer,
+    Row,
+    Timed,
+    bursts,
+    padding_share,
+    row_of,
+)
 from integration.worker_process import Worker
 from sluice.machine import processor
-from sluice.measure.client import COMPLETIONS, Outcome, Shape, request
-from sluice.measure.curve import CurveTally, Length, static
-from sluice.measure.endpoint import ServerCounters, scrape
+from sluice.measure.client import COMPLETIONS, Shape, request
+from sluice.measure.curve import CurveTally, static
+from sluice.measure.endpoint import scrape
 from sluice.measure.targets import read_targets
+from sluice.numbers import count
 
-SIZE, WAVE, CHUNK = 8, 32, 2048
-STATIC = ("--batching-mode=static", f"--static-batch-size={SIZE}")
-FLAGS = ("--dtype=float32", "--max-num-seqs=32", "--num-gpu-blocks-override=512", "--slo-itl-ms=60")
-OUTPUTS = ((64, 64), (32, 96), (8, 128))
-
-
-async def wave(
-    session: aiohttp.ClientSession, worker: Worker, bodies: list[dict[str, object]]
-) -> tuple[list[Outcome], float, ServerCounters]:
-    """Answers, CPU seconds of the engine, and the counters after them."""
-    start = cpu_seconds(worker.engine_pid())
-    url = worker.url + COMPLETIONS
-    outcomes = await asyncio.gather(*(request(session, url, b, max_retries=0) for b in bodies))
-    seconds = cpu_seconds(worker.engine_pid()) - start
-    counters = await scrape(session, worker.admin_url, CHUNK)
-    assert counters is not None
-    assert all(outcome.is_ok for outcome in outcomes)
-    return list(outcomes), seconds, counters
+CAP, BUDGET, NUM_OPEN = 32, 2048, 256
+PROMPTS, REPEATS = 1000, 3
+FLAGS = ("--dtype=float32", "--num-gpu-blocks-override=512", f"--block-size={BLOCK}")
+EQUAL = Shape((64, 64), (64, 64), VOCAB_SIZE, NAME)
+MIXED = Shape((26, 102), (8, 128), VOCAB_SIZE, NAME)
+LOAD = 0.5
+"""Of the bursts: their part of what continuous batches do with the mixed lengths."""
+TRACES = ("equal at once", "mixed at once", "mixed in bursts")
+WAITS_MS = {"full": 2000, "100 ms": 100}
 
 
-async def pair(
-    session: aiohttp.ClientSession, workers: dict[bool, Worker], shape: Shape, rng: random.Random
-) -> tuple[float, float]:
-    """Throughput that static batches gain: measured, and by the formula."""
-    lengths: list[Length] = [shape.lengths(rng) for _ in range(WAVE)]
-    seconds, gain = {}, 0.0
-    for is_static in rng.sample([False, True], 2):
-        worker = workers[is_static]
-        before = await scrape(session, worker.admin_url, CHUNK)
-        assert before is not None
-        bodies = [shape.body(rng, one) for one in lengths]
-        outcomes, seconds[is_static], after = await wave(session, worker, bodies)
-        if not is_static:
-            tally = CurveTally(SIZE)
-            prompts = [prompt for prompt, _ in lengths]
-            steps = after.steps - before.steps
-            tally.add(outcomes, prompts, seconds[False], read_targets("ttft=1s"), steps, None)
-            gain = static(tally, after.costs)["gain"]
-    return seconds[False] / seconds[True] - 1, gain
+def flags_of() -> dict[str, tuple[str, ...]]:
+    """Each contender's flags of the worker."""
+    batches = {
+        f"static {size}, {name}": (
+            *("--batching-mode=static", f"--static-batch-size={size}"),
+            *(f"--static-batch-timeout-ms={wait_ms}", f"--max-num-seqs={size}"),
+        )
+        for size in (8, CAP)
+        for name, wait_ms in WAITS_MS.items()
+    }
+    return {ONE: ("--max-num-seqs=1",), **batches, CONTINUOUS: (f"--max-num-seqs={CAP}",)}
 
 
-async def compare(workers: dict[bool, Worker], num_pairs: int) -> None:
-    """All output lengths, the first pair of each left out."""
-    rng = random.Random(3)
-    connector = aiohttp.TCPConnector(limit=0)
+def trace_of(name: str, num: int, per_s: float) -> list[Timed]:
+    """Arrivals and lengths, the same in each run. `per_s`: requests/s of the bursts."""
+    rng = Random(name)
+    shape = EQUAL if name == TRACES[0] else MIXED
+    starts = bursts(rng, num, per_s) if name == TRACES[2] else [0.0] * num
+    return [Timed(start_s, *shape.lengths(rng)) for start_s in starts]
+
+
+async def send(
+    session: aiohttp.ClientSession, worker: Worker, trace: Sequence[Timed], seed: int
+) -> tuple[list[Answer], float]:
+    """Answers in the order of the trace, and seconds until the last."""
+    rng, slots, start_s = Random(seed), asyncio.Semaphore(NUM_OPEN), time.monotonic()
+
+    async def one(timed: Timed, body: dict[str, object]) -> Answer:
+        await asyncio.sleep(start_s + timed.start_s - time.monotonic())
+        due_s = start_s + timed.start_s
+        url = worker.url + COMPLETIONS
+        outcome = await request(session, url, body, max_retries=0, slot=slots, due_s=due_s)
+        assert outcome.is_ok, outcome
+        return Answer(timed, outcome)
+
+    bodies = [MIXED.body(rng, (one.prompt, one.output)) for one in trace]
+    answers = await asyncio.gather(*map(one, trace, bodies))
+    return list(answers), time.monotonic() - start_s
+
+
+async def run(
+    session: aiohttp.ClientSession,
+    worker: Worker,
+    contender: str,
+    trace: tuple[str, Sequence[Timed]],
+    repeat: int,
+) -> Row:
+    """One contender on one trace."""
+    name, timed = trace
+    before = await counters(session, worker)
+    was_s = cpu_seconds(worker.engine_pid())
+    answers, seconds = await send(session, worker, timed, repeat)
+    cpu_s = cpu_seconds(worker.engine_pid()) - was_s
+    after = await counters(session, worker)
+    made = {kind: after[kind] - before[kind] for kind in after}
+    row = row_of(name, contender, repeat, answers, seconds)
+    row = replace(row, cpu_s=cpu_s, padding_share=padding_share(made))
+    if contender != CONTINUOUS:
+        return row
+    found = await scrape(session, worker.admin_url, BUDGET)
+    assert found is not None
+    tally = CurveTally(CAP)
+    outcomes, prompts = [a.outcome for a in answers], [a.timed.prompt for a in answers]
+    tally.add(outcomes, prompts, seconds, read_targets("ttft=1s"), made["steps"], None)
+    return replace(row, formula_gain=static(tally, found.costs)["gain"])
+
+
+async def counters(session: aiohttp.ClientSession, worker: Worker) -> dict[str, float]:
+    """Tokens that the worker's steps have computed so far, by kind; and `steps`."""
+    async with session.get(worker.admin_url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    found = {"steps": 0.0}
+    for line in lines:
+        if line.startswith("sluice_step_tokens_total{"):
+            found[line.split('kind="')[1].split('"')[0]] = float(line.rsplit(" ", 1)[1])
+        if line.startswith("sluice_steps_total{"):
+            found["steps"] = float(line.rsplit(" ", 1)[1])
+    return found
+
+
+async def compare(workers: Mapping[str, Worker], num: int, repeats: int) -> list[Row]:
+    """All traces and contenders, each repeat in the other order. The first run of each worker,
+    short, is not counted."""
+    rows: list[Row] = []
+    connector, per_s = aiohttp.TCPConnector(limit=0), 1.0
     async with aiohttp.ClientSession(connector=connector) as session:
-        for low, high in OUTPUTS:
-            shape = Shape((26, 102), (low, high), VOCAB_SIZE, NAME)
-            found = [await pair(session, workers, shape, rng) for _ in range(num_pairs + 1)][1:]
-            measured, predicted = zip(*found, strict=True)
-            first, _, third = quantiles(measured)
-            print(
-                f"outputs of {low} to {high} tokens: static gains {median(measured):+.1%} "
-                f"(quartiles {first:+.1%}, {third:+.1%}), by the formula {median(predicted):+.1%}",
-                flush=True,
-            )
+        for worker in workers.values():
+            await send(session, worker, trace_of(TRACES[1], CAP, per_s), -1)
+        for repeat in range(repeats):
+            for name in TRACES:
+                trace = trace_of(name, num, per_s)
+                for contender in list(workers)[:: 1 - 2 * (repeat % 2)]:
+                    if repeat and contender == ONE:
+                        continue
+                    row = await run(session, workers[contender], contender, (name, trace), repeat)
+                    print(row.told, flush=True)
+                    rows.append(row)
+                    if repeat == 0 and (name, contender) == (TRACES[1], CONTINUOUS):
+                        per_s = LOAD * num / row.seconds
+    return rows
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("build"), metavar="DIR")
+    parser.add_argument("--prompts", type=count, default=PROMPTS, help="of each run; default: 1000")
+    parser.add_argument("--repeats", type=count, default=REPEATS, help="default: 3")
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Two workers, and the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=9)
-    given = parser.parse_args()
-    print(f"{processor()}, {given.pairs} pairs of {WAVE} requests, {SIZE} sequences")
-    with (
-        serving(*FLAGS, f"--initial-num-seqs={SIZE}") as continuous,
-        serving(*FLAGS, *STATIC) as static_one,
-    ):
-        asyncio.run(compare({False: continuous, True: static_one}, given.pairs))
+    """Run all, write the files, and print table and advice."""
+    given = parse()
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(serving(*FLAGS, *flags)) for name, flags in flags_of().items()
+        }
+        rows = asyncio.run(compare(workers, given.prompts, given.repeats))
+    given.out.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": processor(),
+        "commit": commit_of(ROOT),
+        "prompts": given.prompts,
+        "repeats": given.repeats,
+    }
+    result = {**settings, "advice": advice(rows), "rows": [asdict(row) for row in rows]}
+    (given.out / "static.json").write_text(json.dumps(result, indent=1) + "\n")
+    options = "" if given.prompts == PROMPTS else f" --prompts {given.prompts}"
+    options += "" if given.repeats == REPEATS else f" --repeats {given.repeats}"
+    (given.out / "static.md").write_text(page(settings, rows, options))
+    static_png(rows, given.out / "static.png")
+    print(f"{table(rows)}\n{result['advice']}")
 
 
 if __name__ == "__main__":

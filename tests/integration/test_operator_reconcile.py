@@ -16,7 +16,7 @@ from integration.operator_runs import (
     settle,
 )
 from sluice_cluster.shell import wait_until
-from unit.operator.objects import changed, valid_object
+from unit.operator.objects import changed, static_batches, valid_object
 
 OURS = "app.kubernetes.io/managed-by"
 UNLABELLED = {"metadata": {"labels": {OURS: None}}}
@@ -37,6 +37,22 @@ def test_an_object_becomes_five_children_that_it_owns(
     assert all(
         c["observedGeneration"] == status["observedGeneration"] for c in status["conditions"]
     )
+
+
+def test_static_batches_reach_the_pods_and_the_object_settles(
+    operator: OperatorProcess, space: Namespace
+) -> None:
+    create_demo(space, batching=static_batches(8, "250ms"))
+    settle(operator, space)
+    [worker] = space.get("deployments", "demo")["spec"]["template"]["spec"]["containers"]
+    given = {"--batching-mode=static", "--static-batch-size=8", "--static-batch-timeout-ms=250"}
+    assert given | {"--max-num-seqs=8"} <= set(worker["args"])
+    assert space.get("configmaps", "demo-runtime")["data"]["cap"] == "8"
+    batching = space.get("inferenceservices", "demo")["status"]["batching"]
+    assert (batching["mode"], batching["ceiling"], batching["cap"]) == ("Static", 8, 8)
+    versions, writes = space.versions(), operator.writes()
+    operator.await_passes(5)
+    assert (space.versions(), operator.writes()) == (versions, writes)
 
 
 def test_a_pass_without_news_writes_nothing(operator: OperatorProcess, space: Namespace) -> None:

@@ -47,3 +47,14 @@ async def test_full_and_timed_out_batches_are_served_and_their_padding_is_counte
         assert alone["completion_tokens"] == 3
         assert time.monotonic() - started >= 5.0
         assert await get(worker.admin_url + "/v1/integrity") == '{"problem":null}'
+
+
+async def test_a_batch_of_all_that_memory_holds_waits_for_no_more(tmp_path: Path) -> None:
+    flags = (
+        *("--batching-mode", "static", "--static-batch-size", "4", "--max-num-seqs", "2"),
+        *("--static-batch-timeout-ms", "9000", "--num-gpu-blocks-override", "128"),
+    )
+    with running_worker(tmp_path, *flags) as worker:
+        started = time.monotonic()
+        await post_all(worker.url, [3, 3])
+        assert time.monotonic() - started < 9.0

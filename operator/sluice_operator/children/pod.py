@@ -109,6 +109,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         **_api_inputs(service),
         **_engine_inputs(service),
         **({"template": to_builtins(spec.pod_template)} if spec.pod_template else {}),
+        **({"static": to_builtins(spec.batching.static)} if spec.batching.static else {}),
         "image": [image_of(spec.engine, settings), settings.image_pull_policy],
         "model": [spec.model.uri, spec.model.name, spec.model.dtype, spec.model.max_model_len],
         "tokens": spec.batching.max_num_batched_tokens,

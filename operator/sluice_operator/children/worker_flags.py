@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from sluice_core.engines.engine import flags
 
-from ..spec.service import Spec
+from ..spec.service import Spec, StaticBatches
 
 _SPECULATION = '{"method":"ngram","num_speculative_tokens":8}'
 """Meaning of Auto: drafts by lookup, which the engine stops if they do not pay."""
@@ -35,7 +35,18 @@ def worker_flags(
             "gpu-memory-utilization": f"{spec.batching.memory_utilization:g}",
             "gpu-memory-bytes": spec.hardware.memory_bytes if has_gpu else None,
             **frontend,
+            **_static(spec.batching.static),
             "no-enable-prefix-caching": writes and not spec.batching.prefix_caching,
             "speculative-config": _SPECULATION if writes and drafts else None,
         }
     )
+
+
+def _static(batches: StaticBatches | None) -> Mapping[str, object]:
+    if batches is None:
+        return {}
+    return {
+        "batching-mode": "static",
+        "static-batch-size": batches.size,
+        "static-batch-timeout-ms": None if batches.wait_ms is None else f"{batches.wait_ms:g}",
+    }

@@ -151,7 +151,7 @@ def ceiling_of(spec: Spec, fit: Fit) -> int | None:
     engine has a default, as it must be told its capacity."""
     if fit.memory:
         return fit.memory.ceiling
-    is_told = spec.batching.max_num_seqs is not None or spec.engine.name in FOREIGN
+    is_told = _asked_num_seqs(spec) is not None or spec.engine.name in FOREIGN
     return most_num_seqs(spec) if is_told else None
 
 
@@ -159,7 +159,11 @@ def most_num_seqs(spec: Spec) -> int:
     """The most sequences that the user allows, also by default, whatever the memory."""
     engine = FOREIGN.get(spec.engine.name)
     default = engine.capacity if engine else None
-    return most_sequences(spec.batching.max_num_seqs or default, _budget(spec))
+    return most_sequences(_asked_num_seqs(spec) or default, _budget(spec))
+
+
+def _asked_num_seqs(spec: Spec) -> int | None:
+    return spec.batching.fixed_cap or spec.batching.max_num_seqs
 
 
 def _budget(spec: Spec) -> int:
@@ -185,7 +189,7 @@ def _request(spec: Spec, found: ModelFacts) -> MemoryRequest:
         max_model_len=spec.model.max_model_len or found.shape.default_len,
         block_size=_number(given, "block-size") or DEFAULT_BLOCK_SIZE[device],
         dtype_bytes=DTYPE_BYTES[found.dtype],
-        max_num_seqs=spec.batching.max_num_seqs or default,
+        max_num_seqs=_asked_num_seqs(spec) or default,
         device=device,
         num_blocks=_number(given, "num-gpu-blocks-override"),
         layout=layout_of(spec),

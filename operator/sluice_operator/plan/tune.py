@@ -46,7 +46,8 @@ def effective_ceiling(spec: Spec, observed: Observed) -> int:
     if planned is None and not reported:  # a cap that is in force is no first one
         cap = observed.runtime.cap if observed.runtime else None
         return max(UNREAD_CAP, cap or 0, spec.batching.initial_num_seqs or 0)
-    bounds = [MAX_NUM_SEQS]  # any image may stand for the worker's, and report what it likes
+    # Any image may stand for the worker's, and report what it likes.
+    bounds = [spec.batching.fixed_cap or MAX_NUM_SEQS]
     if planned is not None:
         bounds.append(planned)
     if reported:
@@ -55,10 +56,10 @@ def effective_ceiling(spec: Spec, observed: Observed) -> int:
 
 
 def limits_of(spec: Spec, ceiling: int, *, has_rival: bool = False) -> CapLimits:
-    behavior = spec.scaling.behavior
+    behavior, fixed_cap = spec.scaling.behavior, spec.batching.fixed_cap
     return CapLimits(
         ceiling=ceiling,
-        min_num_seqs=min(spec.batching.min_num_seqs, ceiling),
+        min_num_seqs=min(fixed_cap or spec.batching.min_num_seqs, ceiling),
         min_replicas=spec.scaling.min_replicas,
         max_replicas=spec.scaling.max_replicas,
         replicas_external=has_rival or spec.suspend or spec.replicas is not None,
@@ -66,6 +67,7 @@ def limits_of(spec: Spec, ceiling: int, *, has_rival: bool = False) -> CapLimits
         scale_down_window_s=float(behavior.scale_down.stabilization_window_s),
         ceiling_by="User" if ceiling >= most_num_seqs(spec) else "VRAM",
         chunk=_chunk_limits(spec, ceiling),
+        is_fixed=fixed_cap is not None,
     )
 
 
@@ -132,7 +134,8 @@ def _unremembered(spec: Spec, observed: Observed) -> DecidedRuntime:
     """A new object, or one whose ConfigMap is gone or spoilt: its pods then report the state."""
     replicas = rival.replicas_of(observed.workload)
     running = [config.cap for config in configs(observed) if config.epoch]
-    cap = min(running) if running else spec.batching.initial_num_seqs
+    first = spec.batching.fixed_cap or spec.batching.initial_num_seqs
+    cap = min(running) if running else first
     return DecidedRuntime(0, cap, replicas)
 
 

@@ -99,6 +99,8 @@ ENGINE_RULES: Final = {
     + matches("|".join(OWNED_VARIABLES), "e.name") + ")":
         "env: these are set by the operator: " + ", ".join(OWNED_VARIABLES).replace(".*", "..."),
 }  # fmt: skip
+_THREE_WAITS = " + ".join(["duration(self.batching.static.wait)"] * 3)
+"""A worker with work that makes no step is not ready after half of its liveness timeout."""
 SPEC_RULES: Final = {
     f"!({_is('Sluice')}) || self.hardware.accelerator == 'cpu' || !has(self.engine.args) || "
     "!self.engine.args.exists(a, a.startsWith('--quantization='))":
@@ -138,6 +140,12 @@ SPEC_RULES: Final = {
         "batching.prefixCaching: it cannot be switched off in Ollama, and is in the args of Custom",
     f"{_is('Sluice')} || self.batching.speculation == 'Auto'":
         "batching.speculation: other engines draft only where their args say",
+    f"self.batching.mode != 'Static' || ({_is('Sluice')} && self.model.task == 'Generate')":
+        "batching.mode: Static is for Sluice's own engine and task Generate only",
+    "!has(self.batching.static) || !has(self.batching.static.wait) || !has(self.engine.args) || "
+    "self.engine.args.all(a, !a.startsWith('--liveness-timeout=') || "
+    f"{_THREE_WAITS} <= duration(a.substring(19) + 's'))":
+        "batching.static.wait must be at most a third of --liveness-timeout",
     "!has(self.slo) || self.model.task == 'Generate' || "
     "(!has(self.slo.timeToFirstToken) && !has(self.slo.interTokenLatency))":
         "slo: first tokens and gaps are of task Generate; other tasks have endToEnd",

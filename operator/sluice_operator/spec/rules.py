@@ -117,7 +117,12 @@ RULES: Final[dict[str, dict[str, str]]] = {
     "spec.hardware.tolerations[].value": _IS_LABEL,
     "spec.hardware.runtimeClassName": {f"self == '' || {_NAME}": _NAME_SAYS},
     "spec.batching": {
-        "self.mode == 'Continuous'": "mode: only Continuous is built yet",
+        "self.mode != 'Static' || has(self.static)": "mode Static needs static.size",
+        "self.mode == 'Static' || !has(self.static)": "static belongs to mode Static only",
+        "!has(self.static) || type(self.maxNumSeqs) != int || self.static.size <= self.maxNumSeqs":
+            "static.size must not be over maxNumSeqs",
+        "!has(self.static) || (type(self.initialNumSeqs) != int && self.minNumSeqs == 1)":
+            "initialNumSeqs and minNumSeqs must be left out with static: its size is the cap",
         "type(self.maxNumSeqs) != int || (self.minNumSeqs <= self.maxNumSeqs && "
         "(type(self.initialNumSeqs) != int || self.initialNumSeqs <= self.maxNumSeqs))":
             "minNumSeqs and initialNumSeqs must not be over maxNumSeqs",

@@ -207,10 +207,28 @@ class EngineSpec(SpecObject, frozen=True):
     health_path: Text | None = None
 
 
+_WHY_10S = "; a worker that waits longer would seem to hang"
+
+
+class StaticBatches(SpecObject, frozen=True):
+    """How a static batch is made up.
+
+    size: Sequences of a batch, which starts when so many wait.
+    wait: A batch starts with fewer when the first of them has waited so long; left out, 100ms.
+    """
+
+    size: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)]
+    wait_ms: Annotated[float, duration("1ms", "10s", why=_WHY_10S)] | None = field(
+        name="wait", default=None
+    )
+
+
 class Batching(SpecObject, frozen=True):
     """How many sequences run at once, and what the engine may do with them.
 
-    mode: How batches are formed; only Continuous is built yet.
+    mode: How batches are formed. Static: one batch at a time, first come first served; its size is
+      the cap, which no evidence moves. It is for offline work of equal lengths.
+    static: The batches of mode Static.
     order: Deadline: requests that can still meet timeToFirstToken go first. FCFS: first come, first
       served, as without that target.
     maxNumSeqs: Most sequences at once; Auto: what memory allows, at most 256.
@@ -226,6 +244,7 @@ class Batching(SpecObject, frozen=True):
     """
 
     mode: BatchingMode = "Continuous"
+    static: StaticBatches | None = None
     order: Order = "Deadline"
     max_num_seqs: NumSeqs | None = None
     initial_num_seqs: NumSeqs | None = None
@@ -234,6 +253,11 @@ class Batching(SpecObject, frozen=True):
     memory_utilization: Utilization = 0.9
     prefix_caching: bool = True
     speculation: Speculation = "Auto"
+
+    @property
+    def fixed_cap(self) -> int | None:
+        """The size of a static batch; None where the cap moves."""
+        return self.static.size if self.static else None
 
 
 _SLO_NAMES = {
@@ -427,9 +451,10 @@ class Spec(SpecObject, frozen=True, kw_only=True):
 
     @property
     def scheduling_policy(self) -> SchedulingPolicy:
-        """What the workers are told of the order: without a deadline there is none but arrival."""
+        """What the workers are told of the order: without a deadline, or in static batches, there
+        is none but arrival."""
         has_deadline = self.batching.order == "Deadline" and self.slo.ttft_ms is not None
-        return "deadline" if has_deadline else "fcfs"
+        return "deadline" if has_deadline and not self.batching.static else "fcfs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -466,11 +466,12 @@ def _error_percent(planned: Mapping[str, int], measured: Mapping[str, int]) -> s
 
 
 def _batching(report: Report) -> dict[str, Any]:
-    runtime, decision = report.runtime, report.decision
+    runtime, decision, asked = report.runtime, report.decision, report.service.spec.batching
     part: dict[str, Any] = {
+        "mode": asked.mode,
         "ceiling": report.ceiling,
         "cap": runtime.cap,
-        "initialNumSeqs": report.service.spec.batching.initial_num_seqs,
+        "initialNumSeqs": asked.initial_num_seqs,
         "epoch": runtime.epoch,
         **_measured(report.configs),
     }

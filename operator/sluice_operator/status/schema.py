@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from sluice_core.contract import CapIs, GapsFrom
 
 from ..spec.kinds import Schema
-from ..spec.service import MAX_HISTORY
+from ..spec.service import MAX_HISTORY, BatchingMode
 from ..tuner.types import LimitedBy, Verdict
 
 COUNT: Schema = {"type": "integer", "format": "int64", "minimum": 0}
@@ -104,6 +104,7 @@ STATUS = group(
     ),
     batching=group(
         "The cap on concurrent sequences of a pod.",
+        mode=one_of("How batches are formed.", BatchingMode),
         ceiling=say(COUNT, "Most that memory and the user allow; fixed at start."),
         cap=say(COUNT, "The cap in force."),
         initialNumSeqs=say(COUNT, "The cap before any evidence."),
@@ -123,8 +124,8 @@ STATUS = group(
             promptTokenMs=say(TEXT, "For each prompt token beside them."),
         ),
         limitedBy=one_of(
-            "What keeps the cap from rising; User: maxNumSeqs or maxNumBatchedTokens, also by "
-            "default.",
+            "What keeps the cap from rising; User: maxNumSeqs, static.size or "
+            "maxNumBatchedTokens, also by default.",
             LimitedBy,
         ),
         lastChange=group("The last change of the cap.", **_DECISION, epoch=COUNT),

@@ -63,7 +63,7 @@ def _observed_capacity(context: Context) -> Capacity | None:
 def _reachable_concurrency(context: Context, bound: Bound) -> float:
     """The cap after possible raises or a lowering, at most what the KV memory holds."""
     cap, best = context.seen.cap, context.predicted_cap
-    if context.gaps_breached:
+    if context.gaps_breached and not context.seen.limits.is_fixed:
         reach = float(min(cap, best) if best else k.LOWER * cap)
     else:
         reach = float(max(cap, bound.cap))

@@ -54,6 +54,13 @@ def within_limits(case: CapCase) -> Move | None:
     return Move(within, Reason.WITHIN_LIMITS, message)
 
 
+def batch_is_static(case: CapCase) -> Move | None:
+    """Keeps the cap where it is the size of a static batch."""
+    message = f"mode Static: the cap is the size of a batch, {case.present}"
+    is_fixed = case.context.seen.limits.is_fixed
+    return Move(case.present, Reason.STATIC_BATCH, message) if is_fixed else None
+
+
 def change_is_new(case: CapCase) -> Move | None:
     """Keeps the cap until half of the pods have taken over its last change."""
     context, num = case.context, len(case.context.pods)
@@ -274,7 +281,8 @@ EVIDENCE_RULES = (
     evidence_is_missing,
 )
 CAP_RULES = (
-    within_limits, nothing_to_go_by, change_is_new, load_needs_cap, *EVIDENCE_RULES
+    within_limits, batch_is_static, nothing_to_go_by, change_is_new, load_needs_cap,
+    *EVIDENCE_RULES,
 )  # fmt: skip
 """The rules of the cap, in order."""
 

@@ -143,12 +143,15 @@ def _inter_token_feasible(context: Context) -> Condition:
 
     Small pods with a CPU quota are always throttled somewhat; that alone says nothing.
     """
-    seen, minimum = context.seen, context.seen.limits.min_num_seqs
+    seen, limits = context.seen, context.seen.limits
+    minimum, smaller = limits.min_num_seqs, "lower cap"
+    if limits.is_fixed:
+        minimum, smaller = 1, "smaller batching.static.size"
     target_ms = context.verdicts["interTokenLatency"].target_ms
     tail_ms = context.model.tail_ms(minimum) if context.model else None
     beyond = tail_ms is not None and tail_ms > target_ms
     if not beyond and effective_cap(seen.cap, context.recent_ticks) > minimum:
-        return Condition(True, Reason.FEASIBLE, "a lower cap can hold the inter-token target")
+        return Condition(True, Reason.FEASIBLE, f"a {smaller} can hold the inter-token target")
     predicted = f"; {minimum} alone is predicted at {tail_ms:.1f} ms" if tail_ms else ""
     message = f"{context.numbers('interTokenLatency')} at cap {seen.cap}{predicted}"
     throttled = context.work.throttled_share
@@ -226,7 +229,7 @@ def limited_by(context: Context, bound: Bound) -> LimitedBy | None:
     """The reason why the cap cannot grow; None without one. `bound`: how far it can be raised."""
     cap, limits = context.seen.cap, context.seen.limits
     blocked = blocked_from(context)
-    if context.gaps_breached and cap <= limits.min_num_seqs:
+    if context.gaps_breached and cap <= limits.min_num_seqs and not limits.is_fixed:
         return "Minimum"
     if cap >= limits.ceiling:
         return limits.ceiling_by

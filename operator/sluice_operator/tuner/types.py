@@ -70,7 +70,8 @@ class ChunkLimits:
 class CapLimits:
     """The limits of the tuner. `replicas_external`: somebody else writes `spec.replicas`.
 
-    `chunk`: None if the token budget of a step is not ours to set.
+    `chunk`: None if the token budget of a step is not ours to set. `is_fixed`: the cap is the size
+    of a static batch.
     """
 
     ceiling: int
@@ -82,6 +83,7 @@ class CapLimits:
     scale_down_window_s: float = 300.0
     ceiling_by: Literal["VRAM", "User"] = "VRAM"
     chunk: ChunkLimits | None = None
+    is_fixed: bool = False
 
     def bound_cap(self, cap: int) -> int:
         """`cap` within the minimum (or the ceiling, if that is less) and the ceiling."""

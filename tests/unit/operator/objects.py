@@ -57,8 +57,9 @@ class Invalid:
 
 _DURATION = "must be a duration between"
 _ON_A_GPU = {"accelerator": "nvidia", "memory": "24Gi"}
+_DEMO = {"uri": "file:///models/demo"}
 _QUANTISED_ON_A_GPU = {
-    "model": {"uri": "file:///models/demo"},
+    "model": _DEMO,
     "engine": {"args": ["--seed=1", "--quantization=w8a8"]},
     "hardware": _ON_A_GPU,
 }
@@ -108,8 +109,17 @@ def field_of(path: str) -> Object:
 
 def _of(engine: str, says: str, **changes: Any) -> Invalid:
     """The valid object with another engine, and `changes` of its spec."""
-    spec = {**valid_object()["spec"], "engine": {"name": engine, **_IMAGE}, **changes}
-    return Invalid("spec", spec, says)
+    return _with(says, engine={"name": engine, **_IMAGE}, **changes)
+
+
+def _with(says: str, **changes: Any) -> Invalid:
+    """The valid object with `changes` of its spec."""
+    return Invalid("spec", {**valid_object()["spec"], **changes}, says)
+
+
+def static_batches(size: int, wait: str = "100ms", **changes: Any) -> Object:
+    """`spec.batching` of mode Static."""
+    return {"mode": "Static", "static": {"size": size, "wait": wait}, **changes}
 
 
 INVALID = [
@@ -206,7 +216,19 @@ INVALID = [
     Invalid("spec.hardware.nodeSelector", {"a b": "c"}, "keys must be label keys"),
     Invalid("spec.hardware.nodeSelector", {"zone": "a b"}, "must be the value of a label"),
     Invalid("spec.hardware.tolerations", [{"value": "x"}], "must be Exists where key is left out"),
-    Invalid("spec.batching.mode", "Static", "only Continuous is built yet"),
+    Invalid("spec.batching.mode", "Static", "mode Static needs static.size"),
+    Invalid("spec.batching.mode", "Padded", "Unsupported value"),
+    Invalid("spec.batching", {"mode": "Static", "static": {"wait": "1s"}}, "Required value"),
+    Invalid("spec.batching.static", {"size": 8}, "static belongs to mode Static only"),
+    Invalid("spec.batching", static_batches(0), "greater than or equal to 1"),
+    Invalid("spec.batching", static_batches(8, wait="11s"), _DURATION),
+    Invalid("spec.batching", static_batches(9, maxNumSeqs=8), "size must not be over maxNumSeqs"),
+    Invalid("spec.batching", static_batches(9, minNumSeqs=2), "minNumSeqs must be left out with"),
+    Invalid("spec.batching", static_batches(9, initialNumSeqs=9), "must be left out with static"),
+    _of("VLLM", "Static is for Sluice's own engine", batching=static_batches(8)),
+    _with("task Generate only", model={**_DEMO, "task": "Embed"}, batching=static_batches(8)),
+    _with("at most a third of --liveness-timeout", engine={"args": ["--liveness-timeout=3"]},
+          batching=static_batches(8, wait="1001ms")),
     Invalid("spec.batching.maxNumSeqs", "Many", "must be Auto or a whole number"),
     Invalid("spec.batching.maxNumSeqs", 0, "must be Auto or a whole number"),
     Invalid("spec.batching", {"minNumSeqs": 9, "maxNumSeqs": 8}, "must not be over maxNumSeqs"),
@@ -340,6 +362,10 @@ def valid_objects(draw: st.DrawFn) -> Object:
     body = valid_object()
     for path in draw(st.lists(st.sampled_from(sorted(_GOOD)), unique=True)):
         body = changed(body, path, draw(_GOOD[path]))
+    batching = body["spec"].get("batching", {})
+    if batching.keys().isdisjoint({"initialNumSeqs", "minNumSeqs"}) and draw(st.booleans()):
+        static = static_batches(draw(st.integers(1, 64)), draw(_durations(1, 10_000)), **batching)
+        body = changed(body, "spec.batching", static)
     return body
 
 

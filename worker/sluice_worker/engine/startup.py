@@ -315,17 +315,19 @@ class _Start:
             max_model_len=self.max_model_len,
             vocab_size=self.decoder.shape.vocab_size,
             eos_token_ids=self.eos,
-            static=self._static(),
+            static=self._static(plan.ceiling),
             speculation=self.config.speculative_config,
             num_ahead=1 if self.kernels.name == "triton" else 0,
             scored_logits=SCORED_LOGITS if self.device.type == "cpu" else GPU_SCORED_LOGITS,
         )
 
-    def _static(self) -> StaticBatching | None:
+    def _static(self, ceiling: int) -> StaticBatching | None:
+        """Static batches, of no more sequences than the memory holds: more would never be full."""
         config = self.config
         if config.batching_mode != "static" or config.static_batch_size is None:
             return None
-        return StaticBatching(config.static_batch_size, config.static_batch_timeout_ms / 1000)
+        size = min(config.static_batch_size, ceiling)
+        return StaticBatching(size, config.static_batch_timeout_ms / 1000)
 
     def _ready(
         self,

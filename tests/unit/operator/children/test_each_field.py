@@ -12,7 +12,7 @@ import yaml
 from sluice_operator.children import manifests
 from sluice_operator.children.runtime import DecidedRuntime
 from sluice_operator.spec.service import parse
-from unit.operator.objects import changed, valid_object
+from unit.operator.objects import changed, static_batches, valid_object
 from unit.operator.observations import SETTINGS
 
 CRD = Path(__file__).parents[4] / "crds/inferenceservices.yaml"
@@ -88,6 +88,11 @@ FIELDS: dict[str, Field] = {
         effect="NoExecute", tolerationSeconds=5, value="b"
     ),
     "hardware.runtimeClassName": Field("a-class", '"runtimeClassName": "a-class"'),
+    "batching.mode": Field(static_batches(8), "--batching-mode=static", path="batching"),
+    "batching.static.size": Field(static_batches(7), "--static-batch-size=7", path="batching"),
+    "batching.static.wait": Field(
+        static_batches(8, "1.5s"), "--static-batch-timeout-ms=1500", path="batching"
+    ),
     "batching.order": Field("FCFS", '"scheduling_policy": "fcfs"'),
     "batching.maxNumBatchedTokens": Field(64, "--max-num-batched-tokens=64"),
     "batching.memoryUtilization": Field("0.5", "--gpu-memory-utilization=0.5"),
@@ -112,7 +117,6 @@ FIELDS: dict[str, Field] = {
 }
 OF_THE_OPERATOR = {
     "model.task": "the checkpoint is compared with it, and says it to the worker",
-    "batching.mode": "it has one value",
     "batching.maxNumSeqs": "a bound of the ceiling, which is given here",
     "batching.initialNumSeqs": "the first cap",
     "batching.minNumSeqs": "a bound of the cap",

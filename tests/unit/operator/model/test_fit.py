@@ -9,6 +9,7 @@ from sluice_operator.model.checkpoint import Unread
 from sluice_operator.model.fit import ceiling_of, judge
 from sluice_operator.plan.plan import plan
 from sluice_operator.reasons import Reason
+from unit.operator.objects import static_batches
 from unit.operator.observations import (
     CHECKPOINT,
     NOW,
@@ -37,6 +38,8 @@ def test_quantised_weights_of_a_type_that_they_cannot_be_made_of_are_refused() -
         ({"hardware__memory": "3Gi"}, 256, "User"),  # as long as maxNumSeqs is Auto
         ({"batching__maxNumSeqs": 64}, 64, "User"),
         ({"batching__maxNumSeqs": 64, "batching__maxNumBatchedTokens": 32}, 32, "User"),
+        ({"batching": static_batches(8)}, 8, "User"),
+        ({"batching": static_batches(300)}, 202, "VRAM"),
         ({"engine__args": ["--num-gpu-blocks-override=200"]}, 18, "VRAM"),
     ],
 )

@@ -147,6 +147,25 @@ def test_any_evidence_gives_a_bounded_finite_explained_decision(data: st.DataObj
         cap, replicas = decision.cap, decision.replicas
 
 
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_evidence_moves_the_cap_of_static_batches(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 64))
+    limits = CapLimits(size, size, 1, data.draw(st.integers(1, 6)), is_fixed=True)
+    past, replicas = Past(), 2
+    for now in (200.0, 250.0, 302.0):
+        views = [data.draw(pods(name, now, 1)) for name in "xyz"[: data.draw(st.integers(1, 3))]]
+        targets = data.draw(all_targets())
+        seen = observation(
+            *views, now=now, targets=targets, limits=limits, cap=size, replicas=replicas
+        )
+        past, decision = decide(past, seen)
+        check(decision, size, replicas, limits, 0)
+        assert (decision.cap, decision.cap_move.reason) == (size, Reason.STATIC_BATCH)
+        assert decision.limited_by != "Minimum"
+        replicas = decision.replicas
+
+
 @pytest.mark.parametrize(
     ("num", "max_running", "reason"),
     [(30, 8, "Headroom"), (30, 3, "CapUnused"), (1, 8, "CollectingEvidence")],

@@ -106,10 +106,14 @@ def test_first_token_on_a_shared_prefix_takes_at_most_a_quarter_of_a_cold_one(
     assert sorted(ratios)[2] <= 0.25, ratios
 
 
+@pytest.mark.parametrize("speculation", [None, NgramSpeculation("ngram", 4)])
 @pytest.mark.parametrize("size", [3, 8])
-def test_static_batches_write_what_continuous_ones_write(tmp_path: Path, size: int) -> None:
+def test_static_batches_write_what_continuous_ones_write(
+    tmp_path: Path, size: int, speculation: NgramSpeculation | None
+) -> None:
     save_llama(tmp_path, num_hidden_layers=2)
     requests = random_requests(random.Random(4), 20)
     expected = run_all(create_engine(tmp_path, create_scheduler()), requests)
-    scheduler = create_scheduler(cap=16, static=StaticBatching(size, 0.0))
+    batches = StaticBatching(size, 0.0)
+    scheduler = create_scheduler(cap=16, static=batches, speculation=speculation)
     assert run_all(create_engine(tmp_path, scheduler), requests) == expected
