@@ -1,5 +1,6 @@
 """A workload on its way to an object: the unread rest of it, and the lines about it. Pure."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -69,6 +70,20 @@ class Draft:
         for part in path.split("."):
             at = at.get(part, {})
         return at or None
+
+    def volume(self, name: str) -> Object | None:
+        """Return the pod's volume of that name, or None."""
+        volumes: list[Object] = self.pod.get("volumes", [])
+        return next((one for one in volumes if one["name"] == name), None)
+
+    def unmount(self, mount: Object) -> None:
+        """Take a mount out of the engine, and its volume away where nobody else mounts it."""
+        self.container["volumeMounts"].remove(mount)
+        others = [*self.pod.get("containers", []), *self.pod.get("initContainers", [])]
+        users = json.dumps([self.container, *others])
+        volume = self.volume(mount["name"])
+        if volume is not None and f'"name": {json.dumps(mount["name"])}' not in users:
+            self.pod["volumes"].remove(volume)
 
     def say(self, kind: LineKind, path: str, words: str) -> None:
         """Add a line."""

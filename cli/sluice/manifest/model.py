@@ -45,7 +45,7 @@ def _local(draft: Draft, path: str) -> None:
     claim = volume["persistentVolumeClaim"].get("claimName")
     draft.put("model.uri", f"pvc://{claim}/{below}".rstrip("/"))
     if not _is_named(draft, mount["mountPath"], path):
-        _take(draft, mount, volume)
+        draft.unmount(mount)
 
 
 def cache(draft: Draft) -> None:
@@ -67,12 +67,12 @@ def cache(draft: Draft) -> None:
         draft.say("owned", path, "the operator keeps downloads in an emptyDir of its own")
         if volume["emptyDir"]:
             draft.say("lost", path, f"{json.dumps(volume['emptyDir'])} of the downloads")
-        _take(draft, mount, volume)
+        draft.unmount(mount)
     elif _is_claim(mount, volume) and not below and not _is_read_only(mount, volume):
         draft.put("model.cache.pvc", volume["persistentVolumeClaim"].get("claimName"))
         if draft.engine == "Ollama":
             draft.say("changed", path, "files lie at the top of the claim, so they load again")
-        _take(draft, mount, volume)
+        draft.unmount(mount)
     elif draft.engine in _HOMES:
         draft.say("lost", path, "the engine keeps downloads in model.cache, a claim, alone")
     else:
@@ -105,8 +105,7 @@ def _mount_of(draft: Draft, path: str) -> Object | None:
 
 
 def _volume(draft: Draft, name: str) -> Object | None:
-    volumes: list[Object] = draft.pod.get("volumes", [])
-    found = next((one for one in volumes if one["name"] == name), None)
+    found = draft.volume(name)
     kinds = ("emptyDir", "persistentVolumeClaim")
     is_sound = found is not None and all(isinstance(found.get(kind, {}), dict) for kind in kinds)
     return found if is_sound else None
@@ -143,13 +142,3 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(one)
     else:
         yield str(value)
-
-
-def _take(draft: Draft, mount: Object, volume: Object) -> None:
-    """Take a mount out of the engine, and its volume out of the pod where nobody else has it."""
-    draft.container["volumeMounts"].remove(mount)
-    users = json.dumps(
-        [draft.container, draft.pod.get("containers"), draft.pod.get("initContainers")]
-    )
-    if f'"name": "{volume["name"]}"' not in users:
-        draft.pod["volumes"].remove(volume)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any, Final
 
 from .draft import Draft, LineKind, Object
@@ -67,12 +66,11 @@ def _shared_memory(draft: Draft) -> None:
     spread = (draft.get("hardware.gpus") or 1) != 1 or draft.nodes > 1
     mount = next((one for one in draft.container.get("volumeMounts", [])
                   if one["mountPath"].rstrip("/") == _SHM), None)  # fmt: skip
-    volume = mount and _volume(draft, mount["name"])
+    volume = mount and draft.volume(mount["name"])
     if mount and volume and spread and volume.get("emptyDir") == {"medium": "Memory"}:
-        draft.container["volumeMounts"].remove(mount)
         draft.say("owned", f"{draft.where}.volumeMounts[{mount['name']}]",
                   f"the operator mounts an emptyDir of medium Memory at {_SHM}")  # fmt: skip
-        _drop_unused(draft, volume)
+        draft.unmount(mount)
 
 
 def _mounts(draft: Draft) -> None:
@@ -80,13 +78,11 @@ def _mounts(draft: Draft) -> None:
     user = {**draft.pod.get("securityContext", {}), **draft.container.get("securityContext", {})}
     for mount in list(draft.container.get("volumeMounts", [])):
         path = f"{draft.where}.volumeMounts[{mount['name']}]"
-        top, volume = mount["mountPath"].rstrip("/"), _volume(draft, mount["name"])
+        top, volume = mount["mountPath"].rstrip("/"), draft.volume(mount["name"])
         if top in _OURS:
-            draft.container["volumeMounts"].remove(mount)
             empty = volume is not None and volume.get("emptyDir") == {}
             draft.say("owned" if empty else "lost", path, f"the operator has a volume at {top}")
-            if volume:
-                _drop_unused(draft, volume)
+            draft.unmount(mount)
         elif top.startswith("/root") and user.get("runAsUser") != 0:
             draft.say("changed", path, f"user 65532 may not enter {top}: {_ELSEWHERE}")
         elif any(line.path == path for line in draft.lines):
@@ -160,14 +156,3 @@ def _beside(draft: Draft, one: Object, field: str) -> Object:
 def _all(draft: Draft) -> list[Object]:
     others: list[Any] = [*draft.pod.get("containers", []), *draft.pod.get("initContainers", [])]
     return [draft.container, *others]
-
-
-def _volume(draft: Draft, name: str) -> Object | None:
-    volumes: Sequence[Object] = draft.pod.get("volumes", [])
-    return next((one for one in volumes if one["name"] == name), None)
-
-
-def _drop_unused(draft: Draft, volume: Object) -> None:
-    users = (mount["name"] for one in _all(draft) for mount in one.get("volumeMounts", []))
-    if volume["name"] not in users and volume in draft.pod["volumes"]:
-        draft.pod["volumes"].remove(volume)

@@ -133,6 +133,10 @@ class ForeignEngine:
     module: tuple[str, ...] = ()
     install: str = ""
 
+    def splits(self, args: Sequence[str]) -> bool:
+        """Whether a user's arguments say how the model is split."""
+        return not names(args).isdisjoint(self.parallel_flags)
+
 
 def names(args: Sequence[str]) -> frozenset[str]:
     """The flags of `args`, spelled with `-`; a value in an argument of its own is none."""

@@ -10,6 +10,7 @@ from .families import FAMILIES, Family
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOADED_BITS: Mapping[str, float] = {"fp8": 8, "bitsandbytes": 4.5}
 """Bits of a weight where an engine quantises 16-bit files as it loads them (`--quantization`)."""
+IS_QUANTISED = "config.json: quantization_config is not supported."
 MAX_LAYERS = 1024
 """More than any model has: lists with an entry per layer stay short, whatever a config claims."""
 
@@ -166,7 +167,7 @@ def _refuse_unbuilt(config: Mapping[str, object], architecture: str) -> None:
     if not _names_own_classes(config.get("auto_map"), architecture):
         raise SizingError("config.json: auto_map names code of the checkpoint; none is run.")
     if config.get("quantization_config") is not None:
-        raise SizingError("config.json: quantization_config is not supported.")
+        raise SizingError(IS_QUANTISED)
     if config.get("is_causal") is False:
         raise SizingError("config.json: is_causal false is not built.")
     refused = ["use_bidirectional_attention", "use_mrope"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from .architecture import MAX_LAYERS, SizingError, dtype_of, positive
+from .architecture import IS_QUANTISED, MAX_LAYERS, SizingError, dtype_of, positive
 
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"]
 MAX_BUCKETS = 1 << 10
@@ -382,7 +382,7 @@ def _values(config: Mapping[str, object], family: EncoderFamily) -> dict[str, ob
         if values.get(name) in refused:
             raise SizingError(f"config.json: {name} {str(values[name]).lower()} is not built.")
     if values.get("quantization_config") is not None:
-        raise SizingError("config.json: quantization_config is not supported.")
+        raise SizingError(IS_QUANTISED)
     return values
 
 

@@ -71,6 +71,12 @@ def workload_of(service: InferenceService) -> str:
     return GROUPS if service.spec.hardware.nodes > 1 else "Deployment"
 
 
+def seen_kinds(service: InferenceService) -> tuple[str, ...]:
+    """Kinds of the object's children that each pass sees: by a watch, or read."""
+    others = (kind for kind in WATCHED if kind not in WORKLOADS)
+    return (*others, workload_of(service))
+
+
 def owner_of(kind: str, body: Object) -> tuple[str, str]:
     """Namespace and name of the object whose child `body` would be. A pod's label tells it; for
     others it is the name, which nobody edits."""

@@ -17,7 +17,6 @@ from sluice_core.engines.engine import (
     Invocation,
     Start,
     flags,
-    names,
 )
 from sluice_core.engines.vllm import PACKAGES
 
@@ -168,9 +167,7 @@ def pod_spec(
 ) -> Manifest:
     """`spec` of the template. `manifests.workload` explains `ceiling` and `commit`; `held`:
     resources of what loads the model."""
-    containers = _containers(service, settings, ceiling, commit, held)
-    volumes = [{"name": name, **source} for name, source, _ in _volumes(service, settings)]
-    return _spec(service, settings, {**containers, "volumes": volumes})
+    return _spec(service, settings, _containers(service, settings, ceiling, commit, held))
 
 
 def follower_spec(
@@ -183,19 +180,16 @@ def follower_spec(
     """`spec` of the pods that serve with the first one of their group: the engine alone."""
     capacity = ceiling or FOREIGN[service.spec.engine.name].capacity
     engine = _engine(service, settings, capacity, commit, held, follows=True)
-    mounted = {mount["name"] for mount in engine["volumeMounts"]}
-    volumes = [
-        {"name": name, **source}
-        for name, source, _ in _volumes(service, settings)
-        if name in mounted
-    ]
+    spec = _spec(service, settings, {"containers": [engine]})
     # The first pod has drained when they are ended; the next group waits until they are gone.
-    grace = {"terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS}
-    return _spec(service, settings, {**grace, "containers": [engine], "volumes": volumes})
+    return {**spec, "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS}
 
 
-def _spec(service: InferenceService, settings: Settings, parts: Manifest) -> Manifest:
+def _spec(service: InferenceService, settings: Settings, containers: Manifest) -> Manifest:
+    """A pod's spec, with the volumes that its containers mount."""
     hardware = service.spec.hardware
+    mounts = [m for each in containers.values() for one in each for m in one["volumeMounts"]]
+    mounted = {mount["name"] for mount in mounts}
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -206,7 +200,12 @@ def _spec(service: InferenceService, settings: Settings, parts: Manifest) -> Man
             "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **parts,
+        **containers,
+        "volumes": [
+            {"name": name, **source}
+            for name, source, _ in _volumes(service, settings)
+            if name in mounted
+        ],
     }
     if hardware.node_selector:
         spec["nodeSelector"] = dict(hardware.node_selector)
@@ -384,7 +383,7 @@ def _invocation(
 ) -> Invocation:
     spec, model, hardware = service.spec, service.spec.model, service.spec.hardware
     engine = FOREIGN[spec.engine.name]
-    is_split = bool(names(spec.engine.args) & set(engine.parallel_flags))
+    is_split = engine.splits(spec.engine.args)
     group = Group(hardware.nodes, _RANK, _LEADER, follows) if hardware.nodes > 1 else None
     start = Start(
         model=model.repo or _model_directory(model),

@@ -159,8 +159,8 @@ def _waiting_for(pod: Pod, follower: Pod | None) -> Pod:
         return pod
     said = f"{follower.name} of its group: {follower.trouble.message}"
     trouble = replace(follower.trouble, message=said)
-    room = follower.roomless_s, follower.lacks_room
-    return replace(pod, trouble=trouble, roomless_s=room[0], lacks_room=room[1])
+    roomless_s, lacks_room = follower.roomless_s, follower.lacks_room
+    return replace(pod, trouble=trouble, roomless_s=roomless_s, lacks_room=lacks_room)
 
 
 def unplaced(

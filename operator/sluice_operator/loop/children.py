@@ -105,8 +105,7 @@ class Children:
     async def look(self, service: InferenceService, *, fits: bool) -> dict[str, Object]:
         """All live children by kind; only the known ones if the model does not fit and was never
         rolled out. Raises ClusterError."""
-        kind = manifests.workload_of(service)
-        refs = _refs(service, (*manifests.WATCHED[:2], kind))
+        refs = _refs(service, manifests.seen_kinds(service))
         self.unread = {}
         pods = await self._workload(service)
         if not fits and not (pods and manifests.is_ours(service, pods)):

@@ -7,6 +7,7 @@ from typing import Literal
 from sluice_core.bounded import count
 from sluice_core.engines import FOREIGN
 from sluice_core.engines.engine import ForeignEngine
+from sluice_core.model.architecture import IS_QUANTISED
 from sluice_core.model.gguf import GgufShape
 from sluice_core.model.images import ImageShape
 from sluice_core.model.parallel import ONE_GPU, Layout
@@ -59,8 +60,8 @@ class Fit:
 
 def judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     """Memory and disk for one pod."""
-    sizes = with_spare(_fetched_bytes(spec, found)), max(spec.hardware.num_gpus, 1)
-    return replace(_judge(spec, found), disk_bytes=sizes[0], num_gpus=sizes[1])
+    disk_bytes, num_gpus = with_spare(_fetched_bytes(spec, found)), spec.hardware.num_gpus
+    return replace(_judge(spec, found), disk_bytes=disk_bytes, num_gpus=max(num_gpus, 1))
 
 
 def _fetched_bytes(spec: Spec, found: ModelFacts | Unread | Refused) -> int:
@@ -90,8 +91,7 @@ def _judge(spec: Spec, found: ModelFacts | Unread | Refused) -> Fit:
     if isinstance(found, Refused):
         return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, found.message)
     if not engine and found.is_quantised:
-        message = "config.json: quantization_config is not supported."
-        return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, message)
+        return Fit("False", Reason.UNSUPPORTED_CHECKPOINT, IS_QUANTISED)
     if engine and found.task != "generate":
         return _left_to_the_engine(f"{spec.engine.name} sizes itself for {spec.model.task}")
     if not engine and spec.model.task not in (possible := _tasks(found)):
@@ -206,7 +206,7 @@ def layout_of(spec: Spec) -> Layout:
     if engine.takes_gguf:
         return Layout(pipeline=max(hardware.num_gpus, 1))  # llama.cpp divides the layers
     tensor, pipeline = _number(given, *_TENSOR) or 1, _number(given, *_PIPELINE) or 1
-    if given.keys().isdisjoint(flag.lstrip("-") for flag in engine.parallel_flags):
+    if not engine.splits(spec.engine.args):
         tensor, pipeline = max(hardware.num_gpus, 1), hardware.nodes
     return Layout(tensor=tensor, pipeline=pipeline, rest_last=engine.name == "sglang")
 
