@@ -174,8 +174,9 @@ def test_who_must_be_answered_first_is(vllm: Steered) -> None:
     epoch, _ = vllm.set(1, ttft_ms=3_600_000.0, policy="deadline")
     first = vllm.ask(max_tokens=200)
     vllm.until_running(epoch, 1, 1)
+    # 24 tokens each: answers come hundreds of milliseconds apart, more than a client is late.
     asked = [
-        vllm.ask(max_tokens=2, vllm_xargs={"sluice_ttft_ms": minutes * 60_000.0})
+        vllm.ask(max_tokens=24, vllm_xargs={"sluice_ttft_ms": minutes * 60_000.0})
         for minutes in (30, 20, 10)
     ]
 
