@@ -19,6 +19,10 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
 
 
+CLASS_HEADER, BACKGROUND = "x-slo-class", "background"
+"""Header of a request that takes only the places that others leave, and its one value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Milliseconds to the first token, and mean per token after it; None: no deadline.
@@ -55,7 +59,8 @@ def _merged(field_ms: float | None, headers: Mapping[str, str], name: str) -> fl
 class Work:
     """A request as the engine will do it. `prompts`: tokens of each; `n`: answers to each.
     `priority`: lower goes first, as in vLLM. `client`: whose share it takes. `is_exact`: tokens
-    and answers are counted as the engine counts them."""
+    and answers are counted as the engine counts them. `is_background`: it takes only the places
+    that others leave, and counts in no target."""
 
     prompts: tuple[int, ...]
     n: int = 1
@@ -64,6 +69,7 @@ class Work:
     priority: int = 0
     client: str = ""
     is_exact: bool = True
+    is_background: bool = False
 
     @property
     def num_sequences(self) -> int:
