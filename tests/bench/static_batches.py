@@ -5,7 +5,8 @@
 The demo's model behind six workers of one thread each, which take turns. A static batch of 8 or 32
 starts when it is full, or when its first has waited: 100 ms, or 2 s, as good as only when it is
 full. 1,000 prompts come all at once, of equal and of mixed lengths, or in bursts with pauses, which
-are half of what continuous batches can do. DIR gets `static.md`, `.json` and `.png`.
+are half of what continuous batches can do. `sluice batch` sends those that come all at once to the
+continuous worker. DIR gets `static.md`, `.json` and `.png`.
 
 One by one is so slow that it runs in the first repeat alone. Fewer `--prompts` make a shorter run.
 """
@@ -15,12 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import aiohttp
 from bench.peers.processes import cpu_seconds
@@ -28,12 +31,14 @@ from bench.real_turns import ROOT, commit_of
 from bench.serving import NAME, VOCAB_SIZE, serving
 from bench.static_page import advice, page, static_png, table
 from bench.static_rows import (
+    BATCH,
     BLOCK,
     CONTINUOUS,
     ONE,
     Answer,
     Row,
     Timed,
+    batch_row,
     bursts,
     padding_share,
     row_of,
@@ -53,6 +58,8 @@ EQUAL = Shape((64, 64), (64, 64), VOCAB_SIZE, NAME)
 MIXED = Shape((26, 102), (8, 128), VOCAB_SIZE, NAME)
 LOAD = 0.5
 """Of the bursts: their part of what continuous batches do with the mixed lengths."""
+WHOLE = {"stream": False, "stream_options": None}
+"""Fields of a body whose answer comes as one."""
 TRACES = ("equal at once", "mixed at once", "mixed in bursts")
 WAITS_MS = {"full": 2000, "100 ms": 100}
 
@@ -68,6 +75,12 @@ def flags_of() -> dict[str, tuple[str, ...]]:
         for name, wait_ms in WAITS_MS.items()
     }
     return {ONE: ("--max-num-seqs=1",), **batches, CONTINUOUS: (f"--max-num-seqs={CAP}",)}
+
+
+def contenders(workers: Mapping[str, Worker], name: str) -> dict[str, Worker]:
+    """Whom a trace is sent to."""
+    is_at_once = name != TRACES[2]
+    return {**workers, BATCH: workers[CONTINUOUS]} if is_at_once else dict(workers)
 
 
 def trace_of(name: str, num: int, per_s: float) -> list[Timed]:
@@ -97,6 +110,26 @@ async def send(
     return list(answers), time.monotonic() - start_s
 
 
+async def send_file(worker: Worker, trace: Sequence[Timed], seed: int) -> float:
+    """Seconds of `sluice batch` over the same prompts, its own start and end included."""
+    rng = Random(seed)
+    bodies = [MIXED.body(rng, (one.prompt, one.output)) for one in trace]
+    with TemporaryDirectory() as folder:
+        lines = [
+            {"custom_id": str(i), "method": "POST", "url": COMPLETIONS, "body": {**body, **WHOLE}}
+            for i, body in enumerate(bodies)
+        ]
+        path = Path(folder) / "in.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        start_s = time.monotonic()
+        batch = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sluice", "batch", path, "-o", path.with_name("out.jsonl")),
+            *("--url", worker.url, "--admin-url", worker.admin_url),
+        )
+        assert await batch.wait() == 0
+        return time.monotonic() - start_s
+
+
 async def run(
     session: aiohttp.ClientSession,
     worker: Worker,
@@ -108,11 +141,14 @@ async def run(
     name, timed = trace
     before = await counters(session, worker)
     was_s = cpu_seconds(worker.engine_pid())
-    answers, seconds = await send(session, worker, timed, repeat)
+    if contender == BATCH:
+        row = batch_row(name, repeat, timed, await send_file(worker, timed, repeat))
+    else:
+        answers, seconds = await send(session, worker, timed, repeat)
+        row = row_of(name, contender, repeat, answers, seconds)
     cpu_s = cpu_seconds(worker.engine_pid()) - was_s
     after = await counters(session, worker)
     made = {kind: after[kind] - before[kind] for kind in after}
-    row = row_of(name, contender, repeat, answers, seconds)
     row = replace(row, cpu_s=cpu_s, padding_share=padding_share(made))
     if contender != CONTINUOUS:
         return row
@@ -148,10 +184,11 @@ async def compare(workers: Mapping[str, Worker], num: int, repeats: int) -> list
         for repeat in range(repeats):
             for name in TRACES:
                 trace = trace_of(name, num, per_s)
-                for contender in list(workers)[:: 1 - 2 * (repeat % 2)]:
+                sent_to = contenders(workers, name)
+                for contender in list(sent_to)[:: 1 - 2 * (repeat % 2)]:
                     if repeat and contender == ONE:
                         continue
-                    row = await run(session, workers[contender], contender, (name, trace), repeat)
+                    row = await run(session, sent_to[contender], contender, (name, trace), repeat)
                     print(row.told, flush=True)
                     rows.append(row)
                     if repeat == 0 and (name, contender) == (TRACES[1], CONTINUOUS):

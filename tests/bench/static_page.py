@@ -5,13 +5,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.static_rows import BLOCK, BURST, CONTINUOUS, ONE, STATIC, WINDOW, Row, middle, of
+from bench.static_rows import BATCH, BLOCK, BURST, CONTINUOUS, ONE, STATIC, WINDOW, Row, middle, of
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 EVEN = 0.1
 """A loss of throughput, or a longer P99, up to which two ways are called alike."""
-COLOURS = {ONE: "#8c8c8c", CONTINUOUS: "#1f6fb4"}
+COLOURS = {ONE: "#8c8c8c", CONTINUOUS: "#1f6fb4", BATCH: "#2a9d5c"}
 OTHERS, MARK = "#e08214", "#333333"
 PANELS = (
     ("tokens/s", "tokens_per_s", 1.0),
@@ -39,7 +39,8 @@ are in brackets. One by one is so slow that it ran once.
 - **mixed in bursts**: such lengths in bursts of {BURST[0]} to {BURST[1]}. With the pauses they are
   half of what continuous batches do, and the same for all.
 - **static N, full** starts with N sequences, or after 2 s; **static N, 100 ms** after 100 ms.
-  **continuous** runs at most 32, and **one by one** 1.
+  **continuous** runs at most 32, and **one by one** 1. **sluice batch** sends the same prompts
+  from a file to the continuous worker, the longest first; its results have no times.
 - **Times** count from when a prompt is due, so they include the wait in the queue.
 - **Padding** is the share of the computed tokens that were thrown away, as the worker counts them.
   These batches pad no prompts. Batches elsewhere do, and lose more.
@@ -107,9 +108,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _cell(rows: Sequence[Row], name: str, form: str, factor: float) -> str:
-    values = [factor * (getattr(row, name) or 0.0) for row in rows]
+    values = [factor * value for row in rows if (value := getattr(row, name)) is not None]
+    if not values:
+        return ""
     told = form.format(median(values))
-    if name not in ("tokens_per_s", "p99_end_ms") or len(rows) == 1:
+    if name not in ("tokens_per_s", "p99_end_ms") or len(values) == 1:
         return told
     return f"{told} ({form.format(min(values))} to {form.format(max(values))})"
 
@@ -179,7 +182,9 @@ def static_png(rows: Sequence[Row], path: Path) -> None:
 
 def _bars(axis: Axes, found: dict[str, list[Row]], name: str, factor: float) -> None:
     for place, (contender, done) in enumerate(found.items()):
-        values = [factor * (getattr(row, name) or 0.0) for row in done]
+        values = [factor * value for row in done if (value := getattr(row, name)) is not None]
+        if not values:
+            continue
         middle_one = median(values)
         axis.bar(place, middle_one, 0.7, color=COLOURS.get(contender, OTHERS))
         axis.plot([place] * len(values), values, ".", color=MARK, markersize=4)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sluice.measure.client import Outcome, exact_quantile_ms
 
-ONE, CONTINUOUS, STATIC = "one by one", "continuous", "static"
+ONE, CONTINUOUS, STATIC, BATCH = "one by one", "continuous", "static", "sluice batch"
 BLOCK, WINDOW = 64, 1024
 """Tokens of a KV block, and of the model's window."""
 BURST = (8, 40)
@@ -56,8 +56,8 @@ class Row:
     p99_first_ms: float | None
     p50_end_ms: float | None
     p99_end_ms: float | None
-    unused_share: float
-    unused_of_windows: float
+    unused_share: float | None
+    unused_of_windows: float | None
     cpu_s: float = 0.0
     padding_share: float = 0.0
     formula_gain: float | None = None
@@ -108,6 +108,12 @@ def row_of(
         unused_share=unused_share(batches, lambda tokens: -(-tokens // BLOCK) * BLOCK),
         unused_of_windows=unused_share(batches, lambda _: WINDOW),
     )
+
+
+def batch_row(trace: str, repeat: int, timed: Sequence[Timed], seconds: float) -> Row:
+    """`sluice batch`, whose file of results has no times."""
+    tokens_per_s = sum(one.output for one in timed) / seconds
+    return Row(trace, BATCH, repeat, seconds, tokens_per_s, None, None, None, None, None, None)
 
 
 def batches_of(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
