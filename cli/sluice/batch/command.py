@@ -13,18 +13,19 @@ from typing import Any
 
 from sluice_core.engines import ENGINES
 from sluice_core.words import clean
+from sluice_frontend.batches.index import Index
+from sluice_frontend.batches.item import MAX_SHOWN, Item, Refusal
+from sluice_frontend.batches.lines import JsonLines
+from sluice_frontend.batches.results import Results, WriteError
 from sluice_frontend.config import API_KEY
 
 from sluice.measure.client import MAX_RETRIES
 from sluice.measure.endpoint import EndpointError, base_url, served_model
 from sluice.numbers import at_least, count, positive
 
-from .index import Index
-from .item import MAX_SHOWN, Item, Refusal
-from .results import Results, WriteError
-from .run import Interrupted, Run
+from .run import Interrupted, ToldRun
 from .send import EndpointGone, Sender
-from .sources import CHAT, FOLDER_ROUTES, Folder, JsonLines, Source
+from .sources import CHAT, FOLDER_ROUTES, Folder, Source
 from .target import opened
 
 MOST_TOLD = 10
@@ -147,7 +148,7 @@ def _mark_done(index: Index, results: Results) -> None:
 
 def _run(args: argparse.Namespace, index: Index, source: Source, results: Results) -> int:
     """Send what is pending, and print the last line."""
-    run, code, why = Run(index, source, results), ALL_OK, ""
+    run, code, why = ToldRun(index, source, results), ALL_OK, ""
     try:
         if run.pending:
             asyncio.run(_send(args, run, source))
@@ -162,7 +163,7 @@ def _run(args: argparse.Namespace, index: Index, source: Source, results: Result
     return code
 
 
-async def _send(args: argparse.Namespace, run: Run, source: Source) -> None:
+async def _send(args: argparse.Namespace, run: ToldRun, source: Source) -> None:
     """Run it on the endpoint; raises EndpointError, or what ends it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, run.leave)

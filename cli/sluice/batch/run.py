@@ -1,26 +1,24 @@
-"""*rim*: keeps as many requests of a batch under way as its endpoint takes, and tells how far."""
+"""*rim*: a run of `sluice batch`: what it tells on the way, and how a signal ends it."""
 
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
 from sluice_core.words import clean
+from sluice_frontend.batches import run
+from sluice_frontend.batches.index import Index
+from sluice_frontend.batches.item import MAX_DETAIL, Result
+from sluice_frontend.batches.lines import Bodies
+from sluice_frontend.batches.results import Results
 
-from .index import Index
-from .item import Item, Result
-from .results import Results
-from .send import MAX_DETAIL, unanswered
-from .sources import Source
 from .target import Target
 
 SAY_EVERY_S = 5.0
 GRACE_S = 30.0
 """Seconds that requests under way get after a signal."""
-Send = Callable[[str, str, bytes], Awaitable[Result]]
-"""Sends the body of an id to a route, as `Sender.send` does."""
 
 
 class Interrupted(Exception):
@@ -30,38 +28,23 @@ class Interrupted(Exception):
         super().__init__("It was interrupted")
 
 
-class Run:
-    """One run over the pending items. `ok` and `failed` count those of earlier runs, too."""
+class ToldRun(run.Run):
+    """A run that tells how far it is."""
 
-    def __init__(self, index: Index, source: Source, results: Results) -> None:
-        self._index, self._source, self._results = index, source, results
-        self.pending, self.ok, self.failed = index.counts()
-        self._open: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+    def __init__(self, index: Index, source: Bodies, results: Results) -> None:
+        super().__init__(index, source, results)
         self._opening: asyncio.Task[None] | None = None
-        self._is_leaving, self._has_failed, self._error = False, False, list[BaseException]()
+        self._has_failed = False
 
-    async def run(self, target: Target, send: Send) -> None:
+    async def run(self, target: Target, send: run.Send) -> None:
         """Send all; raises what ended it before."""
         self._opening = None
         telling = asyncio.create_task(self._tell(target))
         try:
-            for item in self._index.pending():
-                while len(self._open) >= target.limit and not self._is_ending():
-                    await self._change()
-                if self._is_ending():
-                    break
-                task = asyncio.create_task(self._one(item, send))
-                self._open.add(task)
-                task.add_done_callback(self._ended)
-            while self._open and not self._error:
-                await self._change()
+            await self.send_all(lambda: target.limit, send)
         finally:
-            for task in (telling, *self._open):
-                task.cancel()
-            await asyncio.gather(telling, *self._open, return_exceptions=True)
-        if self._error:
-            raise self._error[0]
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
         if self.pending:
             raise Interrupted
 
@@ -79,42 +62,16 @@ class Run:
         if self._opening is not None:
             self._opening.cancel()
         elif self._is_leaving:
-            self._fail(Interrupted())
+            self.fail(Interrupted())
         else:
-            self._is_leaving = True
-            asyncio.get_running_loop().call_later(GRACE_S, self._fail, Interrupted())
-            print(f"Leaving; {len(self._open)} requests get {GRACE_S:g} s.", file=sys.stderr)
-        self._changed.set()
+            asyncio.get_running_loop().call_later(GRACE_S, self.fail, Interrupted())
+            print(f"Leaving; {self.num_open} requests get {GRACE_S:g} s.", file=sys.stderr)
+            self.stop()
 
-    def _is_ending(self) -> bool:
-        return self._is_leaving or bool(self._error)
-
-    def _fail(self, error: BaseException) -> None:
-        self._error.append(error)
-        self._changed.set()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
-        self._changed.set()
-        if not task.cancelled() and (error := task.exception()):
-            self._fail(error)
-
-    async def _one(self, item: Item, send: Send) -> None:
-        try:
-            body = self._source.body(item)
-        except (OSError, UnicodeError) as e:
-            result = unanswered(item.custom_id, "unreadable_input", e)
-        else:
-            result = await send(item.custom_id, item.route, body)
-        self._results.append(result)
-        self.pending -= 1
-        self.ok += result.is_ok
-        self.failed += not result.is_ok
-        if not result.is_ok and not self._has_failed:  # all may fail alike
+    def ended(self, result: Result) -> None:
+        """Take in a result, and print the first that failed: all may fail alike."""
+        super().ended(result)
+        if not result.is_ok and not self._has_failed:
             self._has_failed = True
             shown = clean(msgspec.json.encode(result).decode(), MAX_DETAIL)
             print(f"The first that failed: {shown}", file=sys.stderr)
@@ -126,7 +83,7 @@ class Run:
             await asyncio.sleep(SAY_EVERY_S)
             print(self.progress(before - self.pending, time.monotonic() - start_s), file=sys.stderr)
             await target.read_cap()
-            self._changed.set()
+            self.look_again()
 
     def progress(self, num: int, seconds: float) -> str:
         """How far it is, after `num` items in `seconds`."""

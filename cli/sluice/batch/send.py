@@ -3,19 +3,13 @@
 import asyncio
 import random
 import time
-import uuid
 from collections.abc import Callable
 
 import aiohttp
-import msgspec
-from msgspec import Raw
 from sluice_core.bounded import number
 from sluice_core.words import clean
+from sluice_frontend.batches.item import MAX_DETAIL, TOO_MANY, Result, answered, unanswered
 
-from .item import TOO_MANY, Failure, Response, Result
-
-MAX_DETAIL = 300
-"""Characters that are told of an error."""
 MAX_WAIT_S = 600.0
 """Most seconds that a server's Retry-After is honoured for."""
 PROBE_S = 10.0
@@ -79,30 +73,6 @@ class Sender:
         request_id = clean(answer.headers.get("x-request-id", ""), MAX_DETAIL)
         result = answered(custom_id, answer.status, request_id, data)
         return result, number(answer.headers.get("Retry-After"))
-
-
-def answered(custom_id: str, status: int, request_id: str, data: bytes) -> Result:
-    """The result of an answer of HTTP. A body that is no JSON becomes a text, and an error of a
-    request that went well otherwise."""
-    own, error = _new_id(), None
-    try:
-        data.decode()
-        body = msgspec.json.format(data, indent=-1)
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
-        body = msgspec.json.encode(data.decode(errors="replace"))
-        if 200 <= status < 300:
-            error = Failure("invalid_answer", "The answer is not JSON.")
-    return Result(own, custom_id, Response(status, request_id or own, Raw(body)), error)
-
-
-def unanswered(custom_id: str, code: str, why: Exception) -> Result:
-    """The result of a request that got no answer of HTTP."""
-    message = clean(f"{type(why).__name__}: {why}", MAX_DETAIL)
-    return Result(_new_id(), custom_id, None, Failure(code, message))
-
-
-def _new_id() -> str:
-    return f"batch_req_{uuid.uuid4().hex}"
 
 
 async def answers(session: aiohttp.ClientSession, url: str) -> bool:

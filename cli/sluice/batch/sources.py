@@ -1,4 +1,4 @@
-"""*rim*: inputs: a file of lines, or a folder of texts and images; each is read when it is sent."""
+"""*rim*: a folder of texts and images as an input; each is read when it is sent."""
 
 import base64
 import json
@@ -7,51 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .item import Item, Refusal, check, prefix_of, read_line, served_routes
+from sluice_frontend.batches.item import Item, Refusal
+from sluice_frontend.batches.lines import Found, JsonLines
 
 CHAT, CLASSIFY, EMBEDDINGS = "/v1/chat/completions", "/classify", "/v1/embeddings"
 FOLDER_ROUTES = (EMBEDDINGS, CLASSIFY, CHAT)
 TEXTS = (".txt", ".md")
 IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 """Suffixes of images, and their media types after `image/`."""
-Found = Item | tuple[int, Refusal]
-"""An item, or the number of a line or file and why it is refused."""
-
-
-class JsonLines:
-    """A file of OpenAI's batch lines."""
-
-    noun = "line"
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def found(self) -> Iterator[Found]:
-        """What each line is; an empty one is none. Raises OSError."""
-        routes, offset = served_routes(), 0
-        with self._path.open("rb") as file:
-            for number, data in enumerate(file, 1):
-                if data.strip():
-                    try:
-                        line = read_line(data)
-                        prefix = prefix_of(check(line, routes))
-                        yield Item(number, line.custom_id, line.url, prefix, len(data), offset)
-                    except Refusal as e:
-                        yield number, e
-                offset += len(data)
-
-    def body(self, item: Item) -> bytes:
-        """The body of an item's line, byte for byte; raises `Refusal` if the file has changed."""
-        with self._path.open("rb") as file:
-            file.seek(item.offset)
-            data = file.read(item.size)
-        try:
-            line = read_line(data)
-            if (line.custom_id, line.url) == (item.custom_id, item.route):
-                return bytes(line.body)
-        except Refusal:
-            pass
-        raise Refusal(f"{self._path} was changed while it was sent")
 
 
 class Folder:

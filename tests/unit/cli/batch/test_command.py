@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from sluice.__main__ import main
 from sluice.batch import run, target
-from sluice.batch.index import Index
-from sluice.batch.item import Item
-from sluice.batch.run import Run
+from sluice.batch.run import ToldRun
+from sluice_frontend.batches.index import Index
+from sluice_frontend.batches.item import Item
 from unit.cli.batch.tiny_api import Asked, Reply, TinyApi, line, results, tiny_api, write_input
 
 REFUSED = Reply(400, b'{"error": {"message": "no"}}')
@@ -320,7 +320,7 @@ def test_progress_tells_done_failed_rate_and_time_left() -> None:
         index.add(Item(i, str(i), "/r", 0, 1))
     index.mark("1", is_ok=False)
     index.mark("2", is_ok=True)
-    made = Run(index, None, None)  # type: ignore[arg-type]
+    made = ToldRun(index, None, None)  # type: ignore[arg-type]
     made.pending, made.ok = 4, 5
     assert made.progress(4, 2.0) == "6 of 10 done, 1 failed, 2.00/s, 2 s left"
     assert made.progress(0, 2.0) == "6 of 10 done, 1 failed, 0.00/s, time left unknown"
@@ -332,14 +332,14 @@ def test_progress_comes_while_it_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = Run.progress
+    real = ToldRun.progress
 
-    def told(self: Run, num: int, seconds: float) -> str:
+    def told(self: ToldRun, num: int, seconds: float) -> str:
         api.release()
         return real(self, num, seconds)
 
     monkeypatch.setattr(run, "SAY_EVERY_S", 0.05)
-    monkeypatch.setattr(Run, "progress", told)
+    monkeypatch.setattr(ToldRun, "progress", told)
     api.hold()
     assert batch(folder, api.url) == 0
     first = capsys.readouterr().err.splitlines()[0]

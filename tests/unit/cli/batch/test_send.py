@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from sluice.batch.item import Result
 from sluice.batch.send import EndpointGone, Sender
+from sluice_frontend.batches.item import Result
 from unit.cli.batch.tiny_api import Asked, Reply, TinyApi, tiny_api
 
 CLOSED = Reply(0)

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from sluice.batch.item import Item, Refusal
-from sluice.batch.sources import CHAT, CLASSIFY, EMBEDDINGS, Folder, JsonLines
+from sluice.batch.sources import CHAT, CLASSIFY, EMBEDDINGS, Folder
 from sluice_frontend.api import chat
 from sluice_frontend.api.pooling.images import is_data_url, read_image
+from sluice_frontend.batches.item import Item, Refusal
+from sluice_frontend.batches.lines import JsonLines
 from unit.cli.batch.tiny_api import line
 
 PNG = b"\x89PNG\r\n"

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from sluice.batch.item import Refusal, check, prefix_of, read_line, served_routes
+from sluice_frontend.batches.item import Refusal, check, prefix_of, read_line, served_routes
 
 ROUTES = served_routes()
 

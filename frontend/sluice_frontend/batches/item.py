@@ -1,6 +1,7 @@
 """One line of a batch: what it must be, and how its results look; as OpenAI's. Pure."""
 
 import hashlib
+import uuid
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -8,14 +9,15 @@ import msgspec
 from msgspec import Raw, Struct
 from sluice_core.bounded import Tokens
 from sluice_core.words import clean
-from sluice_frontend.api.operations import all_operations
+
+from ..api.operations import all_operations
 
 MAX_SHOWN = 80
 """Characters of an input that a sentence quotes."""
 START_BYTES = 256
 """Bytes of a prompt that are compared with those of others."""
-
-
+MAX_DETAIL = 300
+"""Characters that are told of an error."""
 TOO_MANY = 429
 
 
@@ -146,3 +148,27 @@ def prefix_of(body: Body) -> int:
         start = bytes(messages[0])
     digest = hashlib.blake2b(start, digest_size=8).digest()
     return int.from_bytes(digest, signed=True) if start else 0
+
+
+def answered(custom_id: str, status: int, request_id: str, data: bytes) -> Result:
+    """The result of an answer of HTTP. A body that is no JSON becomes a text, and an error of a
+    request that went well otherwise."""
+    own, error = _new_id(), None
+    try:
+        data.decode()
+        body = msgspec.json.format(data, indent=-1)
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        body = msgspec.json.encode(data.decode(errors="replace"))
+        if 200 <= status < 300:
+            error = Failure("invalid_answer", "The answer is not JSON.")
+    return Result(own, custom_id, Response(status, request_id or own, Raw(body)), error)
+
+
+def unanswered(custom_id: str, code: str, why: Exception) -> Result:
+    """The result of a request that got no answer of HTTP."""
+    message = clean(f"{type(why).__name__}: {why}", MAX_DETAIL)
+    return Result(_new_id(), custom_id, None, Failure(code, message))
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice.batch.index import Index
-from sluice.batch.item import Item, Refusal
-from sluice.batch.results import OPENING, Results
-from sluice.batch.send import answered, unanswered
+from sluice_frontend.batches.index import Index
+from sluice_frontend.batches.item import Item, Refusal, answered, unanswered
+from sluice_frontend.batches.results import OPENING, Results
 
 IDS = ["a", "b\n", "ü", "d" * 40, '"e"']
 
@@ -116,8 +115,8 @@ def test_what_is_no_file_is_refused(path: str) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from sluice.batch.results import Results, WriteError
-from sluice.batch.send import answered
+from sluice_frontend.batches.results import Results, WriteError
+from sluice_frontend.batches.item import answered
 with Results(Path(sys.argv[1])) as results:
     try:
         for i in range(100_000):

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sluice.batch.index import Index
-from sluice.batch.item import Item
+from sluice_frontend.batches.index import Index
+from sluice_frontend.batches.item import Item
 
 MOST_GROWN_KIB = 24 << 10
 """The cache of the database and that of its sorter, and some."""
@@ -14,9 +14,9 @@ MEASURED = r"""
 import re, sys
 from pathlib import Path
 from sluice.batch.command import _fill, _mark_done
-from sluice.batch.index import Index
-from sluice.batch.results import Results
-from sluice.batch.sources import JsonLines
+from sluice_frontend.batches.index import Index
+from sluice_frontend.batches.results import Results
+from sluice_frontend.batches.lines import JsonLines
 source = JsonLines(Path(sys.argv[1]))
 index = Index()
 _fill(index, source)

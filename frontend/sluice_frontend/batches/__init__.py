@@ -1,0 +1,5 @@
+"""Batches: many requests of one file, and the file of their results.
+
+`item` is a line and its result, `lines` the file of lines, `index` keeps what is known of each on
+disk, `results` is the file of results, and `run` keeps many requests under way.
+"""
