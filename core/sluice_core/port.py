@@ -76,7 +76,8 @@ class SpeculationTotals(Struct, frozen=True, array_like=True):
 
 class EngineLoad(Struct, frozen=True, array_like=True):
     """The engine's state after a step. `rounding_waste`: share of KV slots. `waiting_turn`: waiting
-    requests that cap and blocks would admit, while the order serves others first."""
+    requests that cap and blocks would admit, while the order serves others first. Background
+    requests are in their own two counts alone."""
 
     running: Tokens = 0
     waiting_cap: Tokens = 0
@@ -91,6 +92,8 @@ class EngineLoad(Struct, frozen=True, array_like=True):
     rounding_waste: Finite = 0.0
     speculation: SpeculationTotals | None = None
     waiting_turn: Tokens = 0
+    background_running: Tokens = 0
+    background_waiting: Tokens = 0
 
     @property
     def waiting(self) -> int:
@@ -103,10 +106,24 @@ class EngineLoad(Struct, frozen=True, array_like=True):
         return self.used_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
+class Background(Struct, frozen=True, array_like=True):
+    """The part of a step that was for background requests: tokens decoded and prefilled, tokens
+    given to them, and how many of them ran."""
+
+    decodes: Tokens = 0
+    prefill_tokens: Tokens = 0
+    tokens: Tokens = 0
+    running: Tokens = 0
+
+
+NO_BACKGROUND = Background()
+
+
 class EngineStep(Struct, frozen=True):
     """One step of an engine that tells its steps. Fields are as in `wire.StepReport`.
 
     `num_tokens`: tokens that it gave to requests; 0 where they are counted on their way.
+    `background`: its part in all of these.
     """
 
     epoch: int
@@ -122,6 +139,7 @@ class EngineStep(Struct, frozen=True):
     is_slow: bool = False
     admitted: list[str] = []
     price_s: float = 0.0
+    background: Background = NO_BACKGROUND
 
 
 class FirstParts(Struct, frozen=True, array_like=True):

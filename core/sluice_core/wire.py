@@ -18,6 +18,8 @@ from msgspec import Struct
 from .bounded import Count, Finite, NonNegative, StepSeconds, Tokens
 from .contract import StepModel
 from .port import (
+    NO_BACKGROUND,
+    Background,
     EngineFacts,
     EngineLimits,
     EngineLoad,
@@ -56,7 +58,7 @@ class Submit(Frame, frozen=True):
     `prompt`: token ids as packed int32; a list would take ten times the memory, and many may wait.
     `arrived_s`, `ttft_ms`: start and length of its own first-token deadline, if it has one.
     `is_another`: it has the prompt of the request before it, and another answer is wanted.
-    `client`: whose share of the places it takes.
+    `client`: whose share of the places it takes. `is_background`: as in `Work`.
     """
 
     request_id: str
@@ -75,6 +77,7 @@ class Submit(Frame, frozen=True):
     priority: int = 0
     is_another: bool = False
     client: str = ""
+    is_background: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -90,13 +93,14 @@ class Encode(Frame, frozen=True):
     """A text that becomes one vector, or the numbers of its classes. `prompt`: token ids, as in
     `Submit`. `num_skipped`: its first tokens that do not count for the vector. `num_second`: its
     last ones, which are a pair's second text. `pixels`: of an image in place of a text, uint8
-    [height, width, 3]."""
+    [height, width, 3]. `is_background`: as in `Work`."""
 
     request_id: str
     prompt: bytes
     num_skipped: Tokens = 0
     num_second: Tokens = 0
     pixels: bytes = b""
+    is_background: bool = False
 
 
 class Abort(Frame, frozen=True):
@@ -185,6 +189,7 @@ class StepReport(Frame, frozen=True):
     admitted: list[str] = []
     price_s: NonNegative = 0.0
     is_long: bool = False
+    background: Background = NO_BACKGROUND
 
     def as_step(self, num_tokens: int | None = None) -> EngineStep:
         """Return the step as a frontend counts it. `num_tokens`: as in `EngineStep`; None: its
@@ -193,7 +198,7 @@ class StepReport(Frame, frozen=True):
         return EngineStep(
             self.epoch, self.started_s, self.step_s, self.num_decodes, self.num_prefill_tokens,
             self.num_running, num, self.step_model, self.num_draft_tokens, self.num_padding,
-            self.is_slow, self.admitted, self.price_s,
+            self.is_slow, self.admitted, self.price_s, self.background,
         )  # fmt: skip
 
 
@@ -217,12 +222,14 @@ class EncodeReport(Frame, frozen=True):
     step_model: StepModel | None = None
     is_slow: bool = False
     admitted: list[str] = []
+    background: Background = NO_BACKGROUND
 
     def as_step(self) -> EngineStep:
         """Return the step as a frontend counts it."""
         return EngineStep(
             self.epoch, self.started_s, self.step_s, 0, self.num_tokens, self.num_running,
             step_model=self.step_model, is_slow=self.is_slow, admitted=self.admitted,
+            background=self.background,
         )  # fmt: skip
 
 

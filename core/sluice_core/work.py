@@ -23,6 +23,14 @@ CLASS_HEADER, BACKGROUND = "x-slo-class", "background"
 """Header of a request that takes only the places that others leave, and its one value."""
 
 
+def is_background(headers: Mapping[str, str]) -> bool:
+    """True if `headers` say so; raises RequestError for a class that there is not."""
+    said = headers.get(CLASS_HEADER)
+    if said not in (None, BACKGROUND):
+        raise RequestError(f"{CLASS_HEADER} must be {BACKGROUND}, or left out", param=CLASS_HEADER)
+    return said is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Milliseconds to the first token, and mean per token after it; None: no deadline.

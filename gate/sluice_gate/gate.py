@@ -109,7 +109,7 @@ class Gate:
             max_model_len=max(served.window, 1),
             kernels=self.config.engine.engine,
         )
-        self.backend.is_away = False
+        self.backend.is_away, self.backend.queue.ceiling = False, ceiling
         if not self._has_served:
             self._has_served = True
             self.runtime.serves(self.backend.facts)
@@ -139,6 +139,7 @@ class Gate:
         self.backend.books.has_law = num > 0
         if facts is not None and 0 < ceiling < facts.ceiling:
             self.backend.facts = structs.replace(facts, ceiling=ceiling)
+            self.backend.queue.ceiling = ceiling
         cap = self.backend.queue.limits.cap
         self.backend.queue.ahead = max(1, cap // AHEAD_SHARE) if num else 0
         self.backend.pump()

@@ -1,5 +1,6 @@
 """*Rim*: requests in to the queue, answers out with the engine's own bytes."""
 
+import asyncio
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -8,6 +9,7 @@ from dataclasses import replace
 import aiohttp
 from sluice_core.bounded import Numbers
 from sluice_core.errors import NotReady, SluiceError
+from sluice_core.work import is_background
 from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Bodies, too_many
 from sluice_frontend.http.clients import CLIENT
@@ -64,7 +66,6 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(self._upstream, scope, send)
         has_work = takes_place(scope["method"], scope["path"])
-        refusal = self._admission.refuse_body if has_work else too_many
         client = scope["state"][CLIENT]
         try:
             if self._door.engine == "ollama":
@@ -73,6 +74,8 @@ class Proxy:
                 if not has_work:
                     held.enter_context(self._passing.open(client, MAX_ON_THEIR_WAY))
                 memory = await held.enter_async_context(AsyncExitStack())
+                own = self._admission.refusal_of(Headers(scope=scope))
+                refusal = own if has_work else too_many
                 body = self._bodies.read(Request(scope, receive), refusal)
                 answer.hold(await memory.enter_async_context(body), memory)
                 await (self._work(answer, receive) if has_work else self._pass_on(answer, receive))
@@ -117,23 +120,46 @@ class Proxy:
             self._backend.leave(flight)
 
     async def _open(self, answer: Answer) -> Flight:
-        arrival_s = time.monotonic()
-        self._check_up()
+        arrival_s, is_behind = time.monotonic(), is_background(Headers(scope=answer.scope))
+        self._check_up(is_behind)
         asked = await self._read(answer.scope, answer.body)
-        answer.body = asked.body or answer.body
+        answer.body, answer.keeps_body = asked.body or answer.body, is_behind
         work = asked.work(self._size, answer.scope["state"][CLIENT])
-        self._check_up()
+        self._check_up(is_behind)
         self._admission.admit(work, arrival_s)
         return self._backend.open(asked, work, arrival_s)
 
-    def _check_up(self) -> None:
+    def _check_up(self, is_background: bool) -> None:
         """Raise NotReady while the engine is away."""
-        self._admission.check_open()
+        self._admission.check_open(is_background=is_background)
         if self._backend.is_away:
-            raise self._admission.refused(NotReady(AWAY, retry_after_s=1))
+            away = NotReady(AWAY, retry_after_s=1)
+            raise self._admission.refused(away, is_background=is_background)
 
     async def _serve(self, flight: Flight, answer: Answer) -> None:
         await flight.turn
+        while flight.work.is_background and not await self._is_asked(flight, answer):
+            self._backend.requeue(flight)
+            await flight.turn
+        if not flight.work.is_background:
+            await self._ask(flight, answer)
+
+    async def _is_asked(self, flight: Flight, answer: Answer) -> bool:
+        """Serve a background flight; False if it was recalled before its answer began."""
+        asking = asyncio.create_task(self._ask(flight, answer))
+        recalled = asyncio.create_task(flight.recall.wait())
+        try:
+            await asyncio.wait((asking, recalled), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() and not flight.has_head:
+                return False
+            await asking
+            return True
+        finally:
+            for task in (asking, recalled):
+                task.cancel()
+            await asyncio.gather(asking, recalled, return_exceptions=True)
+
+    async def _ask(self, flight: Flight, answer: Answer) -> None:
         try:
             async with answer.asked() as reply:
                 try:

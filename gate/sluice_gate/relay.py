@@ -163,11 +163,12 @@ async def _until_left(receive: Receive) -> None:
 
 class Answer:
     """The way of one answer from the engine to the client. `framing`: of a stream whose events can
-    be read, and to which an event can be added; known once it has started."""
+    be read, and to which an event can be added; known once it has started. `keeps_body`: the
+    request may be sent again."""
 
     def __init__(self, upstream: Upstream, scope: Scope, send: Send) -> None:
         self._upstream, self.scope, self._send = upstream, scope, send
-        self.body, self._memory = b"", AsyncExitStack()
+        self.body, self._memory, self.keeps_body = b"", AsyncExitStack(), False
         self.framing: Framing | None = None
         self._is_started = self._has_length = False
         self._last = b""
@@ -180,8 +181,9 @@ class Answer:
     async def asked(self) -> AsyncIterator[aiohttp.ClientResponse]:
         """The engine's response to the client's request, whose body is let go."""
         async with self._upstream.request(self.scope, self.body) as reply:
-            self.body = b""
-            await self._memory.aclose()
+            if not self.keeps_body:
+                self.body = b""
+                await self._memory.aclose()
             yield reply
 
     async def start(self, reply: aiohttp.ClientResponse) -> None:

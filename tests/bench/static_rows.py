@@ -71,12 +71,12 @@ class Row:
         )
 
 
-def bursts(rng: Random, num: int, per_s: float) -> list[float]:
+def bursts(rng: Random, num: int, per_s: float, sizes: tuple[int, int] = BURST) -> list[float]:
     """Starts of `num` requests: bursts, each followed by a pause that makes it `per_s`."""
     starts: list[float] = []
     at_s = 0.0
     while len(starts) < num:
-        size = min(rng.randint(*BURST), num - len(starts))
+        size = min(rng.randint(*sizes), num - len(starts))
         starts += [at_s] * size
         at_s += size / per_s
     return starts

@@ -79,6 +79,11 @@ class Call:
     path: str
     headers: dict[str, str]
     writer: asyncio.StreamWriter
+    reader: asyncio.StreamReader
+
+    async def gone(self) -> None:
+        """Returns when the gate has closed the connection."""
+        await self.reader.read()
 
     async def write(self, data: bytes) -> None:
         """Returns when most of it was taken."""
@@ -120,7 +125,7 @@ async def made_up_engine(answers: Answers) -> AsyncIterator[str]:
             elif path == "/metrics":
                 writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
             else:
-                await answers(Call(method, path, headers, writer))
+                await answers(Call(method, path, headers, writer, reader))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the gate has closed the connection
         finally:

@@ -58,6 +58,7 @@ async def fit(
         deadlines=request.deadlines,
         priority=request.priority,
         client=request.client,
+        is_background=request.is_background,
     )
     pool = facts.num_blocks * facts.block_size
     budgets = [token_budget(num, request, window=window, pool=pool) for num in work.prompts]

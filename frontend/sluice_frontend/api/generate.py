@@ -201,6 +201,7 @@ class Completion:
     cache_salt: str = ""
     client: str = ""
     priority: int = 0
+    is_background: bool = False
     prompt_field: str = "prompt"
     length_field: str = "max_tokens"
     deadlines: Deadlines = Deadlines()

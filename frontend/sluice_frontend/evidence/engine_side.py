@@ -32,20 +32,22 @@ class EngineSide:
         self.memory, self.step_model = facts.memory, facts.step_model
 
     def step(self, step: EngineStep) -> None:
-        """Count a step."""
-        tick = self._ticks.open
-        tick.steps += 1
-        tick.decodes += step.num_decodes
-        tick.prefill_tokens += step.num_prefill_tokens
-        tick.generated_tokens += step.num_tokens
-        tick.busy_s += step.step_s
-        tick.max_running = max(tick.max_running, step.num_running)
-        tick.slow_steps += step.is_slow
+        """Count a step. What it did for background requests is not counted."""
+        tick, behind = self._ticks.open, step.background
+        num_running = step.num_running - behind.running
+        if num_running or not behind.running:
+            tick.steps += 1
+            tick.decodes += step.num_decodes - behind.decodes
+            tick.prefill_tokens += step.num_prefill_tokens - behind.prefill_tokens
+            tick.generated_tokens += step.num_tokens - behind.tokens
+            tick.busy_s += step.step_s
+            tick.max_running = max(tick.max_running, num_running)
+            tick.slow_steps += step.is_slow
         if step.step_model is not None:
             self.step_model = step.step_model
         self.price_s = step.price_s
         if step.epoch == self._ticks.epoch:
-            self._ticks.settle(step.num_running)
+            self._ticks.settle(num_running)
 
     def see(self, load: EngineLoad) -> None:
         """Take the engine's newer state."""

@@ -49,7 +49,10 @@ class Ledger:
         `is_drafted`: it came with another of the same step. `in_prefill`: as in
         `Recorder.next_token`.
         """
-        if timer.first_s is None:
+        if timer.is_background:
+            timer.num_tokens, timer.last_s = timer.num_tokens + 1, now_s
+            timer.first_s = timer.first_s or now_s
+        elif timer.first_s is None:
             parts = parts or FirstParts()
             ttft_s = self.recorder.first_token(timer, now_s, parts)
             self.stats.first_token(ttft_s, parts, timer.num_prompt_tokens)
@@ -70,6 +73,8 @@ class Ledger:
         now_s: float,
     ) -> None:
         """Book the end: the last token, computed at `computed_s`, was delivered."""
+        if self._ended_behind(timer, "finished"):
+            return
         e2e_s = self.recorder.finish(timer, now_s, computed_s)
         stats = self.stats
         stats.end(reason)
@@ -87,7 +92,17 @@ class Ledger:
         """Book that all answers to a prompt have ended, with these lengths in tokens."""
         self.stats.observe("request_max_num_generation_tokens", max(num_tokens))
 
+    def _ended_behind(self, timer: RequestTimer, outcome: str) -> bool:
+        """Book the end of a background request, which is counted as nothing else; False for any
+        other."""
+        if timer.is_background:
+            self.recorder.requests.background.pop(timer.request_id, None)
+            self.stats.background[outcome] += 1
+        return timer.is_background
+
     def leave(self, timer: RequestTimer, now_s: float) -> None:
+        if self._ended_behind(timer, "left"):
+            return
         self.recorder.drop(timer, now_s, by_server=False)
         self.stats.end("abort")
 
@@ -95,6 +110,8 @@ class Ledger:
         self, timer: RequestTimer, error: SluiceError, now_s: float, *, has_begun: bool = False
     ) -> None:
         """Book an end by the server: shed, failed or died. `has_begun`: as in `engine_failed`."""
+        if self._ended_behind(timer, "failed"):
+            return
         if not isinstance(error, RequestError | Overloaded):
             kind = "died" if isinstance(error, EngineDied) else failure_of(error.http_status)
             self.engine_failed(timer, kind or "other", has_begun=has_begun)
@@ -109,6 +126,8 @@ class Ledger:
     def engine_failed(self, timer: RequestTimer, kind: str, *, has_begun: bool = False) -> None:
         """Book a failure of the engine. `has_begun`: its client has a part of the answer, which
         counts as cut, also if no token was seen in it."""
+        if self._ended_behind(timer, "failed"):
+            return
         kind = "cut" if has_begun or timer.first_s is not None else kind
         self.recorder.fail(timer, kind)
         self.stats.fail(kind)

@@ -123,6 +123,7 @@ class Statistics:
     finished: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
+    background: Counter[str] = field(default_factory=Counter)
     cut: Counter[str] = field(default_factory=Counter)
     unreadable: Counter[str] = field(default_factory=Counter)
     answered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -369,6 +370,9 @@ OWN: Sequence[MetricFamily] = (
           lambda _, s: s.padding_waste()),
     gauge("sluice_num_requests_waiting", "Sequences that wait, by what for.",
           lambda v, _: _by_reason(v.load), ("reason",)),
+    gauge("sluice_num_requests_background", "Background sequences, by what they do.",
+          lambda v, _: {"running": v.load.background_running,
+                        "waiting": v.load.background_waiting}, ("state",)),
     gauge("sluice_memory_bytes", "Memory by class.",
           lambda v, _: _memory(v.memory), ("class", "kind")),
     *(gauge(f"sluice_last_minute_{name}",
@@ -387,6 +391,8 @@ OWN: Sequence[MetricFamily] = (
             lambda _, s: _counts(s.rows, "decode", "prefill", "draft", "padding"), ("kind",)),
     counter("sluice_requests_failed", "Sequences that the engine failed, by how.",
             lambda _, s: _failures(s), ("kind",)),
+    counter("sluice_background_requests", "Background sequences that ended, by how.",
+            lambda _, s: _counts(s.background, "finished", "left", "failed"), ("outcome",)),
     counter("sluice_connections_cut", "Connections cut at a deadline.",
             lambda _, s: _counts(s.cut, "receive", "write"), ("deadline",)),
     counter("sluice_unreadable", "Numbers of an engine that were left out, by where they were.",

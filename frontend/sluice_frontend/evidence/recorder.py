@@ -76,12 +76,23 @@ class Recorder:
         *,
         is_another: bool = False,
         client: str = "",
+        is_background: bool = False,
     ) -> RequestTimer:
         """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
         timer = RequestTimer(
-            request_id, arrival_s, now_s, num_prompt_tokens, ttft_ms, priority, is_another, client
+            *(
+                request_id,
+                arrival_s,
+                now_s,
+                num_prompt_tokens,
+                ttft_ms,
+                priority,
+                is_another,
+                client,
+            ),
+            is_background=is_background,
         )
-        self.ticks.open.arrivals += 1
+        self.ticks.open.arrivals += not is_background
         self.requests.add(timer)
         return timer
 

@@ -26,10 +26,10 @@ class RequestTimer:
     """The clock of one request from arrival to end; times in seconds, gaps in milliseconds.
 
     `ttft_ms`: the request's own deadline, which decides when it is dropped, not what is over.
-    `priority`, `is_another`: as in `wire.Submit`. `client`: whose share it takes. `admitted_s`:
-    start of its first step. `decided`: its first token has been counted, on time or over;
-    `e2e_decided`: its end has. `is_unseen`: its first token is not expected to be seen. `group`:
-    shared with the sequences answered together with it.
+    `priority`, `is_another`: as in `wire.Submit`. `client`: whose share it takes. `is_background`:
+    no target counts it. `admitted_s`: start of its first step. `decided`: its first token has been
+    counted, on time or over; `e2e_decided`: its end has. `is_unseen`: its first token is not
+    expected to be seen. `group`: shared with the sequences answered together with it.
     """
 
     request_id: str
@@ -40,6 +40,7 @@ class RequestTimer:
     priority: int = 0
     is_another: bool = False
     client: str = ""
+    is_background: bool = False
     admitted_s: float | None = None
     decided: bool = False
     e2e_decided: bool = False
@@ -64,7 +65,8 @@ class RequestTimer:
 
 class OpenRequests:
     """Requests that have not ended, oldest first: all (`open`), those that were not admitted
-    (`waiting`), and those without a first token (`pending`).
+    (`waiting`), and those without a first token (`pending`). Those of the background are only in
+    `background`.
 
     `num_pending_tokens`: of prompts without a first token, cached ones included. `held`: by client,
     of those that wait or are pending. `num_given_up`: told to go and not ended yet.
@@ -74,6 +76,7 @@ class OpenRequests:
         self.open: dict[str, RequestTimer] = {}
         self.waiting: dict[str, RequestTimer] = {}
         self.pending: dict[str, RequestTimer] = {}
+        self.background: dict[str, RequestTimer] = {}
         self.num_pending_tokens = 0
         self.held: dict[str, Held] = {}
         self.num_given_up = 0
@@ -81,6 +84,9 @@ class OpenRequests:
     def add(self, timer: RequestTimer) -> None:
         """Take a request that has just come."""
         name = timer.request_id
+        if timer.is_background:
+            self.background[name] = timer
+            return
         self.open[name] = self.waiting[name] = self.pending[name] = timer
         self._count(timer, 1, timer.num_prompt_tokens)
 

@@ -26,6 +26,7 @@ from sluice_core.errors import (
     TooManyOpen,
     Unauthorized,
 )
+from sluice_core.work import is_background
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -175,7 +176,7 @@ class EdgeMiddleware:
     bearer: Bearer | None
     open_paths: Collection[str]
     is_bounded: Callable[[str, str], bool]
-    check_room: Callable[[int, int], None]
+    check_room: Callable[[int, int, bool], None]
     inflight: Inflight
     lifetime: Callable[[], float]
     load: Callable[[], Mapping[str, float]]
@@ -207,7 +208,8 @@ class EdgeMiddleware:
             scope["state"][SALT] = self._authorize(scope, headers)
             client = scope["state"][CLIENT] = client_of(scope, headers, self.trusted)
             if self.is_bounded(scope["method"], scope["path"]):
-                self.check_room(self.inflight.num_open, self.inflight.num_of(client))
+                num_open, num_own = self.inflight.num_open, self.inflight.num_of(client)
+                self.check_room(num_open, num_own, is_background(headers))
         except SluiceError as error:
             await error_reply(error)(scope, receive, send_with_headers)
             return

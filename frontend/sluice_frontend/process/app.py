@@ -81,7 +81,7 @@ def probe_routes(runtime: Runtime, metrics: Callable[[], bytes]) -> list[BoundOp
 
 
 def admin_app(
-    runtime: Runtime, check_room: Callable[[int, int], None], metrics: Callable[[], bytes]
+    runtime: Runtime, check_room: Callable[[int, int, bool], None], metrics: Callable[[], bytes]
 ) -> ASGIApp:
     """The application that the operator and Prometheus speak to."""
     port = AdminPort(runtime)

@@ -1,7 +1,8 @@
 """Decides whether a request may run now: `Admission.admit`, of any work in front of any engine."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from sluice_core.errors import (
@@ -16,7 +17,7 @@ from sluice_core.errors import (
     TooManyOpen,
 )
 from sluice_core.port import EngineFacts
-from sluice_core.work import TOKEN_BYTES, Deadlines, Work
+from sluice_core.work import TOKEN_BYTES, Deadlines, Work, is_background
 
 from ..config import ServerConfig
 from ..evidence.open_tick import Cause
@@ -71,15 +72,18 @@ class Admission:
     def admit(self, work: Work, arrival_s: float) -> None:
         """Ask for places for `work`. Raises Unavailable, RequestError, QueueFull and
         DeadlineUnreachable."""
-        ceiling = self.check_open().ceiling
+        ceiling = self.check_open(is_background=work.is_background).ceiling
         check_priority(work.priority, self._runtime.live.policy)
         if work.is_exact:  # an estimate refuses nothing for good
             self._check_ever(work, ceiling)
+        if work.is_background:
+            self._check_background(work, ceiling)
+            return
         self._check_queue(work)
         if work.deadlines != Deadlines() or self._runtime.live.shed_ms is not None:
             self._check_deadlines(work, arrival_s, time.monotonic())
 
-    def check_open(self) -> EngineFacts:
+    def check_open(self, *, is_background: bool = False) -> EngineFacts:
         """The engine's limits; raises Unavailable, which is booked, if no request is taken now."""
         runtime, facts = self._runtime, self._runtime.backend.facts
         problem: SluiceError
@@ -94,11 +98,12 @@ class Admission:
             problem = NotReady(text, retry_after_s=5)
         else:
             return facts
-        raise self.refused(problem)
+        raise self.refused(problem, is_background=is_background)
 
-    def refused(self, problem: SluiceError) -> SluiceError:
+    def refused(self, problem: SluiceError, *, is_background: bool = False) -> SluiceError:
         """`problem`, with which no request is taken now; it is booked."""
-        self._runtime.recorder.refuse("outside")
+        if not is_background:
+            self._runtime.recorder.refuse("outside")
         self._runtime.stats.reject(problem.code)
         return problem
 
@@ -110,24 +115,32 @@ class Admission:
                 f"the model {asked!r} does not exist; this server has {name!r}", param="model"
             )
 
-    def check_room(self, num_open: int, num_own: int) -> None:
+    def check_room(self, num_open: int, num_own: int, is_background: bool) -> None:
         """Refuse an HTTP request before its body is read, if others are more than can ever run and
         wait: `num_open` of all clients, `num_own` of its own."""
         flags = self._runtime.config
         most = max_open(flags, 0)
         if not has_too_many(num_own + 1, num_open + 1, most):
             return
-        if has_too_many(num_own + 1, num_open + 1, most + self.check_open().ceiling):
+        ceiling = self.check_open(is_background=is_background).ceiling
+        if has_too_many(num_own + 1, num_open + 1, most + ceiling):
             most = flags.max_num_queued_reqs
             sentence = (
                 f"{num_open} requests are open already, {num_own} of them this client's, and "
                 f"max_num_queued_reqs is {most}"
             )
+            if is_background:
+                raise TooManyOpen(sentence, retry_after_s=1)
             raise self._refused(TooManyOpen, Full(sentence, "max_num_queued_reqs", most, 1), 1)
 
-    def refuse_body(self, sentence: str) -> TooManyOpen:
-        """The refusal of a generation request while its body arrives; it is booked."""
-        self._runtime.recorder.refuse("outside")  # it waits for no engine
+    def refusal_of(self, headers: Mapping[str, str]) -> Callable[[str], TooManyOpen]:
+        """What refuses a request with these headers while its body arrives."""
+        return partial(self._refuse_body, is_background=is_background(headers))
+
+    def _refuse_body(self, sentence: str, *, is_background: bool) -> TooManyOpen:
+        """The refusal of a request; it is booked."""
+        if not is_background:
+            self._runtime.recorder.refuse("outside")  # it waits for no engine
         self._runtime.stats.reject("large_bodies")
         return too_many(sentence)
 
@@ -172,6 +185,20 @@ class Admission:
                 self._runtime.backend.drop(timer.request_id, error)
             self._runtime.stats.reject(full.limit)
 
+    def _check_background(self, work: Work, ceiling: int) -> None:
+        """Raise if others of the background hold their part of what may be open here."""
+        runtime = self._runtime
+        held = runtime.recorder.requests.background.values()
+        most, most_tokens = runtime.config.max_num_queued_reqs // 2, self.max_queued_tokens // 2
+        num_tokens = sum(timer.num_prompt_tokens for timer in held) + work.num_tokens
+        if held and (len(held) + work.num_sequences > ceiling + most or num_tokens > most_tokens):
+            runtime.stats.reject("background")
+            sentence = (
+                f"{len(held)} background requests are open already; the engine's {ceiling} and "
+                f"half of max_num_queued_reqs ({most}) may be, with {most_tokens} prompt tokens"
+            )
+            raise QueueFull(sentence, retry_after_s=1)
+
     def _holding(self, full: Full) -> dict[str, int]:
         """What each client has of that which is full."""
         held = self._runtime.recorder.requests.held.items()
@@ -191,7 +218,7 @@ class Admission:
     def _full(self, work: Work) -> Full | None:
         """The bound of the queue that `work` would break, if any."""
         runtime, most_tokens = self._runtime, self.max_queued_tokens
-        flags, num_open, recorder = runtime.config, runtime.backend.num_open, runtime.recorder
+        flags, num_open, recorder = runtime.config, runtime.num_open, runtime.recorder
         state, cap = recorder.engine.load, runtime.live.cap
         num_tokens, most, num_gone = (
             recorder.requests.num_pending_tokens,
@@ -225,7 +252,7 @@ class Admission:
 
     def _retry_after_s(self, num_new: int) -> int:
         runtime = self._runtime
-        forecast = forecast_of(runtime.recorder, runtime.live, runtime.backend.num_open)
+        forecast = forecast_of(runtime.recorder, runtime.live, runtime.num_open)
         return retry_after_s(forecast.wait_s(num_new))
 
     def _check_deadlines(self, work: Work, arrival_s: float, now_s: float) -> None:
@@ -234,7 +261,7 @@ class Admission:
         recorder, live = runtime.recorder, runtime.live
         num_new, age_ms = work.num_sequences, 1e3 * (now_s - arrival_s)
         forecast = forecast_for(
-            recorder, live, runtime.backend.num_open, work, arrival_s=arrival_s, now_s=now_s
+            recorder, live, runtime.num_open, work, arrival_s=arrival_s, now_s=now_s
         )
         prefill_ms = recorder.engine.prefill_ms(max(work.prompts), now_s)
         problem = unreachable(

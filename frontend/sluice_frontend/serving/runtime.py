@@ -164,6 +164,11 @@ class Runtime:
         sentence = "the server shut down before this was finished"
         self.backend.fail_all(Draining(sentence, retry_after_s=1))
 
+    @property
+    def num_open(self) -> int:
+        """Sequences that have not ended, those of the background left out."""
+        return self.backend.num_open - len(self.recorder.requests.background)
+
     def view(self) -> MetricsView:
         engine, cache = self.backend.facts, dict(self._cache_config)
         if engine is not None:
@@ -207,7 +212,7 @@ class Runtime:
             client=first.client,
         )
         forecast = forecast_for(
-            self.recorder, self.live, self.backend.num_open, again, arrival_s=now_s, now_s=now_s
+            self.recorder, self.live, self.num_open, again, arrival_s=now_s, now_s=now_s
         )
         is_moving = self.engine_liveness.progress(now_s, self.config.liveness_timeout).ok
         end = self.backend.drop if is_moving else self.backend.fail

@@ -11,6 +11,7 @@ from sluice_core.ordering import Pace
 from sluice_core.port import EngineFacts, EngineLimits, EngineLoad, Manner
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
+from sluice_frontend.evidence.open_tick import OpenTick
 
 from ..count.outside import OutsideModel
 from ..engine.inner import SglangKey
@@ -71,6 +72,7 @@ class GateBackend:
             recorder.arrive(
                 str(next(self._ids)), arrival_s, now_s, num, work.deadlines.ttft_ms,
                 work.priority, is_another=another > 0, client=work.client,
+                is_background=work.is_background,
             )
             for num, another in itertools.islice(sequences, MOST_TIMERS)
         ]  # fmt: skip
@@ -86,7 +88,7 @@ class GateBackend:
         self, flight: Flight, index: int, now_s: float, num: int = 1, *, is_drafted: bool
     ) -> None:
         """Book `num` tokens of one of its sequences, handed over together."""
-        tick, books = self._recorder.ticks.open, self.books
+        tick, books = self._tick(flight), self.books
         tick.generated_tokens += num
         tick.decodes += num
         before = books.num_prefilling
@@ -103,7 +105,7 @@ class GateBackend:
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Book a whole answer; `num_tokens`: of all sequences together, if reported."""
         self.progress.stepped(now_s)
-        tick, is_unseen = self._recorder.ticks.open, not flight.first_seen
+        tick, is_unseen = self._tick(flight), not flight.first_seen
         if is_unseen:
             tick.generated_tokens += num_tokens or 0
         if is_unseen or not flight.work.is_stream:
@@ -131,6 +133,18 @@ class GateBackend:
             else:
                 ledger.fail(timer, error, now_s, has_begun=flight.has_head)
         self._over(flight)
+
+    def requeue(self, flight: Flight) -> None:
+        """Let a flight wait again that was recalled and has left the engine."""
+        self.books.num_prefilling -= flight.is_prefilling
+        self.queue.leave(flight)
+        flight.begin_again(asyncio.get_running_loop().create_future())
+        self.queue.add(flight)
+        self.pump()
+
+    def _tick(self, flight: Flight) -> OpenTick:
+        """Where its tokens are counted: for the background nowhere."""
+        return OpenTick() if flight.work.is_background else self._recorder.ticks.open
 
     def _over(self, flight: Flight) -> None:
         if flight.is_prefilling:
@@ -164,8 +178,8 @@ class GateBackend:
     def see(self) -> None:
         """Tell the evidence the state of now."""
         recorder, running, waiting = self._recorder, self.queue.running, self.queue.waiting
-        cap = self.queue.limits.cap
-        self.books.running, self.books.cap = running, cap
+        cap, behind = self.queue.limits.cap, self.queue.background
+        self.books.running, self.books.cap = running + behind.running, cap
         in_cap = min(running, cap) if self.queue.ahead else running
         held = int(self.load.waiting or 0)
         recorder.engine.see(
@@ -176,6 +190,8 @@ class GateBackend:
                 used_blocks=round(KV_PARTS * min(self.load.kv_usage or 0.0, 1.0)),
                 num_blocks=KV_PARTS,
                 num_preemptions=int(self.load.preemptions or 0),
+                background_running=behind.running,
+                background_waiting=behind.waiting,
             )
         )
         tick, now_s = recorder.ticks.open, time.monotonic()

@@ -27,7 +27,7 @@ class Flight:
     `timers`: one for each of its sequences, up to the backend's bound. `met_lack`: the engine told
     of a lack of memory while its prompt was computed. `has_head`: the head of the engine's answer
     came. `has_answered`: a piece of its body did. `is_held_up`: a piece waits for its client to
-    read.
+    read. `recall`: set when a background request must leave the engine, and wait again.
     """
 
     asked: Asked
@@ -36,6 +36,7 @@ class Flight:
     timers: list[RequestTimer]
     turn: asyncio.Future[None]
     stop: asyncio.Future[None]
+    recall: asyncio.Event = field(default_factory=asyncio.Event)
     admitted_s: float | None = None
     met_lack: bool = False
     has_head: bool = False
@@ -59,6 +60,11 @@ class Flight:
         """True between its admission and its first token, if that can be seen."""
         is_under_way = self.admitted_s is not None and not self.is_over
         return is_under_way and self.work.is_stream and not self.first_seen
+
+    def begin_again(self, turn: asyncio.Future[None]) -> None:
+        """Let a recalled flight wait for another turn."""
+        self.turn, self.recall = turn, asyncio.Event()
+        self.admitted_s, self.has_answered = None, False
 
     def end(self, error: SluiceError) -> None:
         """End it with `error`, wherever it is."""

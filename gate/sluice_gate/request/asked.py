@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 from sluice_core.contract import MAX_MS
 from sluice_core.errors import RequestError
-from sluice_core.work import Deadlines, Work
+from sluice_core.work import Deadlines, Work, is_background
 from sluice_frontend.api.operations import Counting
 
 from . import ollama
@@ -44,20 +44,24 @@ _YES = (True, "true", "True", "1", "on", "yes")
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a request asks of the engine. `prompts`: bytes of each; `n`: answers to each prompt.
-    `priority`: vLLM's, lower goes first. `body`: what the engine gets, None for what came."""
+    `priority`: vLLM's, lower goes first. `is_background`: as in `Work`. `body`: what the engine
+    gets, None for what came."""
 
     prompts: tuple[int, ...]
     n: int = 1
     is_stream: bool = False
     priority: int = 0
     deadlines: Deadlines = Deadlines()
+    is_background: bool = False
     body: bytes | None = None
 
     def work(self, size: TokenSize, client: str) -> Work:
         """The same with estimated tokens, for the share of `client`."""
         tokens = tuple(size.tokens(num) for num in self.prompts)
         return Work(
-            tokens, self.n, self.is_stream, self.deadlines, self.priority, client, is_exact=False
+            *(tokens, self.n, self.is_stream, self.deadlines, self.priority, client),
+            is_exact=False,
+            is_background=self.is_background,
         )
 
 
@@ -76,18 +80,18 @@ def read(door: Door, path: str, body: bytes, headers: Mapping[str, str]) -> Aske
 
     Raises RequestError for what has two readings, and for what the engine must not get.
     """
-    deadlines = Deadlines().with_headers(headers)
+    deadlines, is_behind = Deadlines().with_headers(headers), is_background(headers)
     text = decoded(body, headers.get("content-encoding", ""), door.max_bytes)
     found = None if text is None else _object(path, text, headers.get("content-type", ""))
     if text is None or found is None:
         if door.engine == "ollama":
             raise RequestError("this route takes a JSON object")
-        return Asked((len(body),), deadlines=deadlines)
+        return Asked((len(body),), deadlines=deadlines, is_background=is_behind)
     check_spelling(found, _DECIDING)
     inside = {name: list(_inside(found.get(name))) for name in _INSIDE}
     asked = _counted(counting_of(path), found, inside, _text_bytes(text))
     own = Deadlines(_deadline(found, "slo_ttft_ms"), _deadline(found, "slo_tpot_ms"))
-    asked = replace(asked, deadlines=own.with_headers(headers))
+    asked = replace(asked, deadlines=own.with_headers(headers), is_background=is_behind)
     if door.engine == "ollama":
         given = ollama.checked(path, found, inside["options"], door.model)
         if given is not found:

@@ -20,9 +20,16 @@ def limits(cap: int, **more: object) -> EngineLimits:
     return EngineLimits(0, cap, 2048, **more)  # type: ignore[arg-type]
 
 
-def flight(num: int, at: int = 0, priority: int = 0, ttft_ms: float | None = None) -> Flight:
+def flight(
+    num: int,
+    at: int = 0,
+    priority: int = 0,
+    ttft_ms: float | None = None,
+    *,
+    is_background: bool = False,
+) -> Flight:
     asked = Asked((400,) * num)
-    work = Work((100,) * num, 1, True, Deadlines(ttft_ms), priority)
+    work = Work((100,) * num, 1, True, Deadlines(ttft_ms), priority, is_background=is_background)
     timers = [RequestTimer(str(i), NOW_S + at, NOW_S + at, 100) for i in range(num)]
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -104,3 +111,78 @@ def test_the_cap_holds_and_nobody_is_lost(moves: list[tuple[int, bool]], cap: in
         begun += taken
     assert begun == added  # first come, first served
     assert (line.running, line.waiting) == (0, 0)
+
+
+def test_background_flights_have_what_others_leave_and_the_newest_are_recalled() -> None:
+    line, online = queue(3), flight(1, 0)
+    behind = [flight(1, at, is_background=True) for at in range(1, 5)]
+    for each in (*behind, online):
+        line.add(each)
+    assert line.take() == [online, *behind[:2]]
+    line.add(late := flight(2, 9))
+    assert line.take() == []
+    assert [each.recall.is_set() for each in behind[:2]] == [True, True]
+    line.leave(behind[1])
+    assert line.take() == []
+    line.leave(behind[0])
+    line.add(behind[0])  # it waits again, before those that came later
+    assert line.take() == [late]
+    line.leave(online)
+    assert line.take() == behind[:1]
+
+
+def test_an_answer_that_has_begun_is_not_recalled() -> None:
+    line = queue(2)
+    behind = [flight(1, at, is_background=True) for at in range(2)]
+    for each in behind:
+        line.add(each)
+    assert line.take() == behind
+    behind[1].has_head = True
+    line.add(flight(1, 5))
+    assert line.take() == []
+    assert [each.recall.is_set() for each in behind] == [True, False]
+
+
+def test_the_ceiling_is_for_the_background_while_nobody_else_comes() -> None:
+    line = queue(1)
+    line.ceiling = 3
+    behind = [flight(1, at, is_background=True) for at in range(4)]
+    for each in behind:
+        line.add(each)
+    assert line.take() == behind[:3]
+    line.add(flight(1, 9))
+    assert line.take() == []
+    assert [each.recall.is_set() for each in behind[:3]] == [True] * 3
+
+
+behind_or_not = st.tuples(st.integers(1, 4), st.booleans(), st.booleans())
+
+
+@given(st.lists(behind_or_not, max_size=40), st.integers(1, 6))
+def test_others_begin_as_soon_as_recalled_flights_have_left(
+    moves: list[tuple[int, bool, bool]], cap: int
+) -> None:
+    line, alone = queue(cap), queue(cap)
+    running: list[Flight] = []
+    for at, (num, is_arrival, is_background) in enumerate(moves):
+        if is_arrival:
+            new = flight(num, at, is_background=is_background)
+            line.add(new)
+            if not is_background:
+                alone.add(new)
+        elif online := [each for each in running if not each.work.is_background]:
+            running.remove(online[0])
+            line.leave(online[0])
+            alone.leave(online[0])
+        while True:
+            running += line.take()
+            gone = [each for each in running if each.recall.is_set()]
+            if not gone:
+                break
+            for each in gone:
+                running.remove(each)
+                line.leave(each)
+                each.recall.clear()
+                line.add(each)
+        alone.take()
+        assert (line.running, line.waiting) == (alone.running, alone.waiting)

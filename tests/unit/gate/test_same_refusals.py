@@ -60,6 +60,7 @@ def told(answer: httpx.Response) -> dict[str, Any]:
         ({"slo_ttft_ms": 5.0}, {"x-slo-ttft-ms": "6"}, 400),
         ({}, {"x-slo-ttft-ms": "soon"}, 400),
         ({}, {"x-slo-tpot-ms": "0"}, 400),
+        ({}, {"x-slo-class": "batch"}, 400),
     ],
 )
 def test_both_refuse_with_the_same_words(

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from sluice_core.errors import RequestError, SluiceError
 from sluice_core.wire import Encode, packed
-from sluice_core.work import Work
+from sluice_core.work import Work, is_background
 from sluice_frontend.api.operations import JSON
 from sluice_frontend.api.pooling.texts import TextsRequest
 from sluice_frontend.evidence.ledger import Ledger
@@ -133,24 +133,24 @@ async def read_texts(
     refuse: Callable[[AskedT], None] = lambda asked: None,
 ) -> tuple[AskedT, Encoding]:
     """Let the texts of a body in and submit them; raises why not, as `refuse` does."""
-    async with service.bodies.read(request, service.admission.refuse_body) as body:
+    async with service.bodies.read(request, service.admission.refusal_of(request.headers)) as body:
         arrival_s = time.monotonic()
         async with service.turn(len(body)):
             asked = await service.read(body, parse)
             refuse(asked)
-            client = request.scope["state"][CLIENT]
-            return asked, await _open(service, reader, asked, client, arrival_s, len(body))
+            return asked, await _open(service, reader, asked, request, arrival_s, len(body))
 
 
 async def _open(
     service: Service,
     reader: TextReader,
     asked: TextsRequest,
-    client: str,
+    request: Request,
     arrival_s: float,
     num_bytes: int,
 ) -> Encoding:
-    facts = service.admission.check_open()
+    client, is_behind = request.scope["state"][CLIENT], is_background(request.headers)
+    facts = service.admission.check_open(is_background=is_behind)
     service.admission.check_model(asked.model)
     window = facts.max_model_len
     read = partial(reader.read, asked, window, cut=_cut(asked.most_tokens, window))
@@ -158,14 +158,18 @@ async def _open(
     texts = await service.texts.result(size, read)
     if any(len(text.token_ids) == 0 for text in texts):
         raise RequestError("input has a text without tokens", param="input")
-    work = Work(tuple(len(text.token_ids) for text in texts), client=client)
+    prompts = tuple(len(text.token_ids) for text in texts)
+    work = Work(prompts, client=client, is_background=is_behind)
     service.admission.admit(work, arrival_s)
     runtime, encoding = service.runtime, Encoding(service.runtime.ledger, service.client.abort)
     for text in texts:
         name, num = service.next_id(), len(text.token_ids)
-        timer = runtime.recorder.arrive(name, arrival_s, time.monotonic(), num, client=client)
+        timer = runtime.recorder.arrive(
+            name, arrival_s, time.monotonic(), num, client=client, is_background=is_behind
+        )
         prompt = b"" if text.pixels else packed(text.token_ids)
-        message = Encode(name, prompt, text.num_skipped, text.num_second, text.pixels)
+        counts = text.num_skipped, text.num_second
+        message = Encode(name, prompt, *counts, text.pixels, is_behind)
         service.client.submit(message, encoding.add(timer))
     return encoding
 

@@ -104,7 +104,7 @@ class Service:
     ) -> Generation:
         """Let a request in and submit its sequences, or raise why not."""
         reading, stats = _Reading(self, request), self.runtime.stats
-        facts = self.admission.check_open()
+        facts = self.admission.check_open(is_background=request.is_background)
         self.admission.check_model(request.model)
         work, budgets = await fit(request, reading, facts, self._max_logprobs)
         self.admission.admit(work, arrival_s)
@@ -136,6 +136,7 @@ class Service:
             request.priority,
             is_another=i > 0,
             client=request.client,
+            is_background=request.is_background,
         )
         choice = OpenChoice(
             len(generation.choices),
@@ -188,7 +189,7 @@ class Service:
     async def read_chat(self, body: bytes) -> Completion:
         """The chat in `body`, with its prompt as token ids. Raises RequestError."""
         asked, pieces = await self.read(body, read_chat, self.defaults, self.templates)
-        window = self.admission.check_open().max_model_len
+        window = self.runtime.limits().max_model_len
         self.admission.check_model(asked.model)
         check = any_number
         if asked.sampling.truncate_prompt_tokens is None:
@@ -327,5 +328,6 @@ def _message(
         ttft_ms=request.deadlines.ttft_ms,
         priority=request.priority,
         client=request.client,
+        is_background=request.is_background,
         sampling=sampling,
     )

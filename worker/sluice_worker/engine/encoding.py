@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice_core.contract import StepModel
-from sluice_core.port import EngineLimits, EngineLoad
+from sluice_core.port import Background, EngineLimits, EngineLoad
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import Abort, Encode, EncodeReport, Finished, Vector, unpacked
 
@@ -44,7 +44,7 @@ class EncodingEngine:
 
     @property
     def has_work(self) -> bool:
-        return len(self._queue) > 0
+        return any(self._queue.counts)
 
     def idle_s(self, now: float) -> float:
         """Seconds until a step can do anything: 0 with work."""
@@ -54,14 +54,25 @@ class EncodingEngine:
         """Queue a text or an image, or say why it can never run."""
         if request.pixels:
             rows, pixels = range(self._image_rows), request.pixels
-            self._queue.add(WaitingText(request.request_id, rows, 0, now, pixels=pixels))
+            self._queue.add(
+                WaitingText(
+                    *(request.request_id, rows, 0, now),
+                    pixels=pixels,
+                    is_background=request.is_background,
+                )
+            )
             return None
         token_ids = unpacked(request.prompt)
         if not 0 < len(token_ids) <= self._max_len:
             sentence = f"a text of {len(token_ids)} tokens; 1 to {self._max_len} are possible"
             return Finished(request.request_id, sentence, self.snapshot())
         skipped, second = request.num_skipped, request.num_second
-        self._queue.add(WaitingText(request.request_id, token_ids, skipped, now, second))
+        self._queue.add(
+            WaitingText(
+                *(request.request_id, token_ids, skipped, now, second),
+                is_background=request.is_background,
+            )
+        )
         return None
 
     def abort(self, message: Abort) -> Finished | None:
@@ -96,6 +107,7 @@ class EncodingEngine:
             step_model=self._learn(lengths, started, ended),
             is_slow=self._times.is_slow,
             admitted=[text.request_id for text in texts],
+            background=_background(texts),
         )
         sentence = (
             "this text or image cannot be computed: its vector is not finite, or it broke a step"
@@ -136,7 +148,8 @@ class EncodingEngine:
 
     def snapshot(self) -> EngineLoad:
         """Counts as of now: between steps none runs."""
-        return EngineLoad(waiting_cap=len(self._queue))
+        waiting, background = self._queue.counts
+        return EngineLoad(waiting_cap=waiting, background_waiting=background)
 
     def _learn(self, lengths: Sequence[int], started: float, ended: float) -> StepModel | None:
         """Record the step; returns the model if it was fitted anew."""
@@ -145,6 +158,11 @@ class EncodingEngine:
             return None
         self._refitted_s = ended
         return self._times.refit(ended)
+
+
+def _background(texts: Sequence[WaitingText]) -> Background:
+    own = [len(text.token_ids) for text in texts if text.is_background]
+    return Background(prefill_tokens=sum(own), running=len(own))
 
 
 def record_of(lengths: Sequence[int], at_s: float, step_s: float) -> StepRecord:

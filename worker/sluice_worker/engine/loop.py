@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
+from msgspec import structs
 from sluice_core.contract import StepModel
 from sluice_core.law import Law
 from sluice_core.port import EngineLimits, EngineLoad, FirstParts, SpeculationTotals
@@ -117,8 +118,9 @@ class Engine:
     def snapshot(self) -> EngineLoad:
         """Counts as of now."""
         scheduler, pool, counters = self.scheduler, self.scheduler.pool, self.scheduler.counters
+        background_running, background_waiting = scheduler.background.counts
         return EngineLoad(
-            running=len(scheduler.running),
+            running=len(scheduler.running) - background_running,
             waiting_cap=scheduler.num_waiting_for("cap"),
             waiting_kv=scheduler.num_waiting_for("kv"),
             used_blocks=pool.num_used,
@@ -131,6 +133,8 @@ class Engine:
             rounding_waste=scheduler.cache.rounding_waste(scheduler.running),
             speculation=self._speculation(),
             waiting_turn=scheduler.num_waiting_for("time"),
+            background_running=background_running,
+            background_waiting=background_waiting,
         )
 
     def _speculation(self) -> SpeculationTotals | None:
@@ -212,6 +216,10 @@ class Engine:
             admitted=[*step.admitted],
             price_s=self.scheduler.price_s,
             is_long=step.is_long,
+            background=structs.replace(
+                step.background,
+                tokens=sum(o.sequence.is_background for o in outcomes if o.token_id is not None),
+            ),
         )
 
     def _failures(self, outcomes: list[BookedToken]) -> list[Finished]:

@@ -319,6 +319,7 @@ class _Start:
             speculation=self.config.speculative_config,
             num_ahead=1 if self.kernels.name == "triton" else 0,
             scored_logits=SCORED_LOGITS if self.device.type == "cpu" else GPU_SCORED_LOGITS,
+            ceiling=plan.ceiling,
         )
 
     def _static(self, ceiling: int) -> StaticBatching | None:

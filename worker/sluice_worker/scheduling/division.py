@@ -32,9 +32,10 @@ def load_of(
     *,
     may_hold: bool,
 ) -> StepLoad:
-    """The load of a step. `prompts`: those that may have a place beside `decodes`."""
+    """The load of a step. `prompts`: those that may have a place beside `decodes`. Gaps of
+    background sequences may be of any length."""
     num, kv_tokens = shape_of(decodes)
-    sequences = (work.sequence for work in decodes)
+    sequences = (work.sequence for work in decodes if not work.sequence.is_background)
     return StepLoad(
         now_s=now,
         prompts=[_prompt(sequence, limits) for sequence in prompts if not sequence.has_first],

@@ -6,11 +6,19 @@ A step admits only sequences within its budget: others would hold blocks for not
 from collections.abc import Hashable, Iterable, Iterator, Set
 from collections.abc import Sequence as Seq
 
+from sluice_core.latency import MIN_CHUNK_TOKENS
+from sluice_core.port import EngineLimits
+
+from .division import ChunkLaw, shape_of
 from .kv_cache import KvCache
 from .running import Running
 from .sequence import Sequence
 from .step import StepWork
 from .waiting import WaitingQueue
+
+QUIET_S = 10.0
+"""Seconds without other requests after which background ones may pass the cap: no latency is left
+that it protects."""
 
 
 class PromptAdmission:
@@ -28,7 +36,7 @@ class PromptAdmission:
         running = self._running.sequences
         if len(running) < places:
             for sequence in self._queue.by_arrival():
-                if not self._admit(sequence, ()) or len(running) >= places:
+                if not self.admit(sequence, ()) or len(running) >= places:
                     return
 
     def by_order(
@@ -50,7 +58,7 @@ class PromptAdmission:
                     break
                 if not sequence.block_ids:
                     has_no_time = budget <= 0 and sequence in line
-                    if has_no_time or not self._admit(sequence, chosen):
+                    if has_no_time or not self.admit(sequence, chosen):
                         break
                 takes_place = takes_place or num_free <= 0
                 num_free -= 1
@@ -62,13 +70,14 @@ class PromptAdmission:
                 chosen.append(sequence)
         return chosen[:places] if takes_place else chosen, has_no_time
 
-    def _admit(self, sequence: Sequence, chosen: Seq[Sequence]) -> bool:
+    def admit(self, sequence: Sequence, chosen: Seq[Sequence]) -> bool:
         """Start a waiting sequence; False if too few blocks are left.
 
-        A sequence in time may take the blocks of a late one that is not among `chosen`.
+        Background sequences give their blocks to any other. One in time may also take those of a
+        late one that is not among `chosen`.
         """
         pool, (known, enough) = self._cache.pool, self._lacking
-        victim = self._late_prefill(sequence, chosen)
+        victim = self._victim(sequence, chosen)
         is_as_before = sequence is known and pool.version < enough
         if is_as_before and self._running.sequences and victim is None:
             return False  # matching a long prompt takes milliseconds
@@ -84,9 +93,14 @@ class PromptAdmission:
             if victim is None:
                 return False
             self._running.preempt(victim)
-            victim = self._late_prefill(sequence, chosen)
+            victim = self._victim(sequence, chosen)
         self._running.start(sequence, matched)
         return True
+
+    def _victim(self, sequence: Sequence, chosen: Seq[Sequence]) -> Sequence | None:
+        if sequence.is_background:
+            return None
+        return self._running.newest_background or self._late_prefill(sequence, chosen)
 
     def _late_prefill(self, sequence: Sequence, chosen: Seq[Sequence]) -> Sequence | None:
         """The latest unfinished prefill that is late, if `sequence` is not. Prefills that end in
@@ -97,6 +111,81 @@ class PromptAdmission:
         others = (s for s in reversed(running[1:]) if s in line)
         late = (s for s in others if s not in chosen and line.is_late(s))
         return next((s for s in late if s.num_uncomputed_tokens > 1), None)
+
+
+class BackgroundPlaces:
+    """Background sequences have the places that others leave: of the cap, and of all that the
+    memory holds (`ceiling`) once nobody else has come for `QUIET_S`."""
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        running: Running,
+        cache: KvCache,
+        admission: PromptAdmission,
+        ceiling: int,
+    ) -> None:
+        self._queue, self._running, self._cache = queue, running, cache
+        self._admission, self._ceiling = admission, ceiling
+        self._num, self._is_quiet = 0, True
+        self._others_s = -QUIET_S
+
+    def make_room(self, limits: EngineLimits, now: float) -> None:
+        """Send those back that have places which others need now, the newest first."""
+        background = self._running.background
+        num_others = len(self._running.sequences) - len(background) + len(self._queue.waiting)
+        if num_others:
+            self._others_s = now
+        self._is_quiet = now - self._others_s >= QUIET_S
+        self._num = max((self._ceiling if self._is_quiet else limits.cap) - num_others, 0)
+        for sequence in background[self._num :]:
+            self._running.preempt(sequence)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many run, and how many wait."""
+        return len(self._running.background), len(self._queue.background)
+
+    @property
+    def has_prompts(self) -> bool:
+        """True if one has a prompt to compute and may do so."""
+        background = self._running.background
+        may_begin = len(background) < self._num and self._queue.background
+        return bool(may_begin) or any(s.num_uncomputed_tokens > 1 for s in background)
+
+    def chunks(
+        self, limits: EngineLimits, law: ChunkLaw, works: Seq[StepWork], num_scored: int
+    ) -> list[StepWork]:
+        """Their part of a step behind `works`, oldest first. It begins as many new ones as places,
+        blocks and budget allow."""
+        if not self.has_prompts:
+            return []
+        budget = self._budget(limits, law, works)
+        background = self._running.background
+        prompts = [s for s in background if s.num_uncomputed_tokens > 1]
+        left = budget - sum(s.num_uncomputed_tokens for s in prompts)
+        num_free, waiting = self._num - len(background), self._queue.background
+        while num_free > 0 and left > 0 and waiting:
+            sequence = waiting[0]
+            if not self._admission.admit(sequence, ()):
+                break
+            prompts.append(sequence)
+            left -= sequence.num_uncomputed_tokens
+            num_free -= 1
+        return list(chunks(prompts, budget, num_scored, self._cache))
+
+    def _budget(self, limits: EngineLimits, law: ChunkLaw, works: Seq[StepWork]) -> int:
+        """Prompt tokens behind `works`. They keep the step within the gap target, also where nobody
+        else decodes: whoever comes next waits for its end."""
+        left = limits.max_num_batched_tokens - sum(work.num_tokens for work in works)
+        if self._is_quiet:
+            return left
+        decodes = [work for work in works if work.num_tokens == 1 + len(work.drafts)]
+        before = sum(work.num_tokens for work in works) - len(decodes)
+        room = law.chunk_limit(limits, *shape_of(decodes)) - before
+        if all(work.sequence.is_background for work in works):
+            room = max(room, MIN_CHUNK_TOKENS)
+        return min(left, room)
 
 
 def chunks(

@@ -58,9 +58,27 @@ class Running:
         while not self._cache.extend(sequence):
             if self._padding:
                 self._cache.free(self._padding.pop())
-            elif self.preempt(choose_victim(self.sequences, self._cache.pool)) is sequence:
+            elif self.preempt(self._victim()) is sequence:
                 return False
         return True
+
+    def _victim(self) -> Sequence:
+        """Background sequences go first, the newest before others."""
+        return self.newest_background or choose_victim(self.sequences, self._cache.pool)
+
+    def others(self, decoding: Set[Sequence]) -> list[Sequence]:
+        """Those that are neither among `decoding` nor background ones, oldest first."""
+        return [s for s in self.sequences if s not in decoding and not s.is_background]
+
+    @property
+    def background(self) -> list[Sequence]:
+        """Background sequences, oldest first."""
+        return [sequence for sequence in self.sequences if sequence.is_background]
+
+    @property
+    def newest_background(self) -> Sequence | None:
+        """The one that has the least to lose."""
+        return next((s for s in reversed(self.sequences) if s.is_background), None)
 
     def padding(self) -> list[StepWork]:
         """Ended rows of a static batch: they repeat their last computed token."""
@@ -79,8 +97,9 @@ class Running:
         self.paused = paused
 
     def preempt(self, victim: Sequence) -> Sequence:
-        """Take the victim's blocks for another sequence; returns the victim."""
-        self._counters.num_preemptions += 1
+        """Take the victim's blocks for another sequence; returns the victim. That a background one
+        gives way is no lack of memory."""
+        self._counters.num_preemptions += not victim.is_background
         victim.num_preemptions += 1
         self.start_over(victim)
         return victim
@@ -102,9 +121,10 @@ class Running:
 
     def end(self, sequence: Sequence, *, is_padded: bool) -> None:
         """End it with its last token. `is_padded`: its row is computed until its batch ends."""
-        took_s = self._queue.clocks.now - sequence.first_s
-        self._num_ended += 1
-        self.decode_s += (took_s - self.decode_s) / min(self._num_ended, RECENT)
+        if not sequence.is_background:
+            took_s = self._queue.clocks.now - sequence.first_s
+            self._num_ended += 1
+            self.decode_s += (took_s - self.decode_s) / min(self._num_ended, RECENT)
         if is_padded:
             self._leave(sequence)
             self._padding.append(sequence)

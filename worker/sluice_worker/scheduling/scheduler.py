@@ -8,6 +8,7 @@ for computing: an unfinished prefill that loses its place keeps its blocks, and 
 A request waits for the cap or for KV blocks; all other time is prefill time.
 A step without prefill may verify drafts (`drafts`). In static mode (`static_batch`) the cap is the
 size of a batch, which stays full until its longest sequence has ended.
+Background sequences have what is left of places, blocks and budget, and give it back at once.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Set
@@ -28,7 +29,7 @@ from .blocks import BlockPool
 from .division import ChunkLaw, load_of, room_for_drafts, shape_of
 from .drafts import Drafts
 from .kv_cache import KvCache
-from .prefill import PromptAdmission, chunks
+from .prefill import BackgroundPlaces, PromptAdmission, chunks
 from .running import Running
 from .sequence import Sequence
 from .speculation import Growth, few_decodes
@@ -58,8 +59,10 @@ class Scheduler:
         speculation: NgramSpeculation | None = None,
         num_ahead: int = 0,
         scored_logits: int = SCORED_LOGITS,
+        ceiling: int = 0,
     ) -> None:
-        """`num_ahead`: as in `KvCache`. `scored_logits`: of prompts, in a step beside decodes."""
+        """`num_ahead`: as in `KvCache`. `scored_logits`: of prompts, in a step beside decodes.
+        `ceiling`: sequences for which there is memory; 0: as many as the cap."""
         self.pool = pool
         self.limits = limits
         self.max_model_len = max_model_len
@@ -75,6 +78,9 @@ class Scheduler:
         self._queue = WaitingQueue(self._terms)
         self._running = Running(self._queue, self.cache, self.counters)
         self._admission = PromptAdmission(self._queue, self._running, self.cache)
+        self.background = BackgroundPlaces(
+            self._queue, self._running, self.cache, self._admission, ceiling or limits.cap
+        )
         self._has_no_time = False  # for the next of the line, in this step
         self._passed: list[Sequence] = []  # prefills without room in this step
         self._held: frozenset[Hashable] = NOBODY  # prompts that end one token before their end
@@ -84,7 +90,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self._queue.background)
 
     def num_waiting_for(self, lack: Lack) -> int:
         """The number of waiting sequences if the head of the queue lacks `lack`, else 0."""
@@ -113,6 +119,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence that `can_admit` does not refuse."""
+        # Static batches have no places to leave.
+        sequence.is_background = sequence.request.is_background and self.static is None
         if self.drafts is not None:
             self.drafts.watch(sequence)
         if self.limits.policy == "deadline" and not sequence.needs_prompt_scores:
@@ -123,7 +131,7 @@ class Scheduler:
 
     def abort(self, request_id: str, *, if_waiting: bool = False) -> bool:
         """Forget a request (`if_waiting`: only if it has not begun); True if there was one."""
-        all_sequences = (*self.waiting, *self.running)
+        all_sequences = (*self.waiting, *self._queue.background, *self.running)
         sequence = next((s for s in all_sequences if s.request_id == request_id), None)
         if sequence is None or (if_waiting and sequence.has_begun):
             return False
@@ -141,6 +149,7 @@ class Scheduler:
         beside this step, waits for the next one."""
         self._begin_step(now)
         running, before = self._running, self.counters.num_preemptions
+        self.background.make_room(self.limits, now)
         ready = running.decodes()
         is_short = self.counters.num_preemptions > before
         works = [work for work in ready if work.sequence not in self._held]
@@ -153,17 +162,21 @@ class Scheduler:
         decoding = {work.sequence for work in works}
         budget = division.chunk - len(free)
         prefills = self._prefills(decoding, chain(first, line), budget, now, may_admit=not is_short)
-        running.pause(set(self.running) - decoding - set(prefills))
+        works = [work for work in works if work.sequence.block_ids]  # still theirs
+        running.pause(set(running.others(decoding)) - set(prefills))
         self._queue.clocks.blocked_by = self._why_blocked()
         unfinished = [s for s in prefills if s.num_uncomputed_tokens > (s in self._held)]
-        is_held_back = bool(unfinished and works) and is_ahead
+        has_prompts = bool(unfinished) or self.background.has_prompts
+        is_held_back = bool(has_prompts and works) and is_ahead
         if unfinished and not is_held_back:
             scored = self._scored_at_once * (1 if works else ALONE_TIMES)
             works += chunks(prefills, budget, scored, self.cache, self._held)
-        elif not unfinished and self.drafts is not None:
+        elif not has_prompts and self.drafts is not None:
             works = self.drafts.add_to(works, room_for_drafts(works, law, self.limits), growth)
         if not works and self._held:  # nobody else can move
-            works, self._held = ready, NOBODY
+            works, self._held = [work for work in ready if work.sequence.block_ids], NOBODY
+        if not is_held_back:
+            works += self.background.chunks(self.limits, law, works, self._scored_at_once)
         served = {work.sequence for work in works} if self._has_order else set(prefills)
         self._passed = [sequence for sequence in unfinished if sequence not in served]
         works = sorted(works + running.padding(), key=lambda work: work.num_tokens > 1)
@@ -191,7 +204,7 @@ class Scheduler:
 
     def check_integrity(self) -> str | None:
         """The first invariant that does not hold, or None."""
-        if any(sequence.block_ids for sequence in self.waiting):
+        if any(sequence.block_ids for sequence in (*self.waiting, *self._queue.background)):
             return "a waiting sequence holds blocks"
         return self.pool.check_integrity(self._running.held_blocks())
 
@@ -207,7 +220,7 @@ class Scheduler:
     def _line(self, decodes: Seq[StepWork], law: ChunkLaw, now: float) -> Iterator[Sequence]:
         """Those without a place among `decodes`, in order."""
         decoding = {work.sequence for work in decodes}
-        others = [s for s in self.running if s not in decoding]
+        others = self._running.others(decoding)
         if not self._has_order or not (self.waiting or len(others) > 1):
             return iter(others)
         ordered = self._queue.candidates(others, now, self._pace(decodes, law))
@@ -223,7 +236,7 @@ class Scheduler:
         may_hold: bool,
     ) -> Division:
         """The chunk of the step and who is held. `first`: those that may have a place."""
-        if not self.waiting and len(self.running) == len(decodes):
+        if not self.waiting and not self._running.others({work.sequence for work in decodes}):
             return Division(0)
         may_hold = may_hold and self._queue.clocks.blocked_by != "kv"
         prompts = first if self._has_order else ()
@@ -247,7 +260,7 @@ class Scheduler:
             if self.static is not None:
                 places = min(places, self.static.places(self.waiting, self.running, now))
             self._admission.by_arrival(places)
-        others = [s for s in self.running if s not in decoding]
+        others = self._running.others(decoding)
         if not self._has_order:
             if self._queue.line.num_waiting_clients > 1:
                 ordered = self._queue.candidates(others, now, Pace(0.0))
@@ -279,7 +292,8 @@ class Scheduler:
     def _why_blocked(self) -> Lack | None:
         """The resource that a request arriving now would wait for."""
         is_closed = self.static is not None and bool(self.running or self.waiting)
-        if is_closed or self._running.num_computing >= self.limits.cap:
+        num_computing = self._running.num_computing - len(self._running.background)
+        if is_closed or num_computing >= self.limits.cap:
             return "cap"
         if self._has_no_time:
             return "time"

@@ -56,6 +56,8 @@ class Sequence:
     """Its guesses, if it may speculate."""
     has_begun: bool = False
     """True once it was admitted."""
+    is_background: bool = False
+    """True if it runs only where others leave room."""
     wait_cap_s: float = 0.0
     wait_kv_s: float = 0.0
     passed_s: float = 0.0

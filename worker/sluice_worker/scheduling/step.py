@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from sluice_core.contract import AT_CAP_SHARE
-from sluice_core.port import EngineLimits, FinishReason
+from sluice_core.port import Background, EngineLimits, FinishReason
 
 from .sequence import Sequence
 
@@ -58,6 +58,7 @@ class Step:
     num_running: int
     at_cap: bool
     limits: EngineLimits
+    background: Background
     admitted: tuple[str, ...] = ()
     prefill_follows: bool = False
     is_long: bool = False
@@ -89,10 +90,18 @@ class Step:
             num_running=num_running,
             at_cap=num_running >= AT_CAP_SHARE * limits.cap,
             limits=limits,
+            background=_background(works),
             admitted=tuple(admitted),
             prefill_follows=prefill_follows,
             is_long=is_long,
         )
+
+
+def _background(works: Iterable[StepWork]) -> Background:
+    own = [work for work in works if work.sequence.is_background]
+    decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in own)
+    num_tokens = sum(work.num_tokens - len(work.drafts) for work in own)
+    return Background(decodes, num_tokens - decodes, running=len(own))
 
 
 @dataclass(frozen=True, slots=True)

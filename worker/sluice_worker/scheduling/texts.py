@@ -20,7 +20,7 @@ LOOK_AHEAD = 4
 
 class WaitingText(NamedTuple):
     """A text as token ids, or an image: then `token_ids` has its number of rows. `num_skipped`,
-    `num_second`, `pixels`: as in `wire.Encode`; `came_s`: monotonic seconds."""
+    `num_second`, `pixels`, `is_background`: as in `wire.Encode`; `came_s`: monotonic seconds."""
 
     request_id: str
     token_ids: Sequence[int]
@@ -28,40 +28,45 @@ class WaitingText(NamedTuple):
     came_s: float
     num_second: int = 0
     pixels: bytes = b""
+    is_background: bool = False
 
 
 class TextQueue:
-    """Waiting texts, oldest first."""
+    """Waiting texts, oldest first. Background texts have the steps for which no other waits."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
         self._waiting: dict[str, WaitingText] = {}
+        self._background: dict[str, WaitingText] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many wait, and how many background ones do."""
+        return len(self._waiting), len(self._background)
 
     def add(self, text: WaitingText) -> None:
         """Let `text` wait."""
-        self._waiting[text.request_id] = text
+        line = self._background if text.is_background else self._waiting
+        line[text.request_id] = text
 
     def remove(self, request_id: str) -> bool:
         """Forget a text; True if it waited."""
-        return self._waiting.pop(request_id, None) is not None
+        lines = self._waiting, self._background
+        return any(line.pop(request_id, None) is not None for line in lines)
 
     def take(self, now_s: float) -> list[WaitingText]:
         """The texts of the next step, the shorter before the longer."""
-        oldest = next(iter(self._waiting.values()), None)
-        if oldest is None:
-            return []
-        chosen = list(self._chosen(oldest, now_s))
+        line = self._waiting or self._background
+        chosen = list(self._chosen(line.values(), now_s))
         for text in chosen:
-            del self._waiting[text.request_id]
+            del line[text.request_id]
         return sorted(chosen, key=lambda text: len(text.token_ids))
 
-    def _chosen(self, oldest: WaitingText, now_s: float) -> Iterable[WaitingText]:
+    def _chosen(self, line: Iterable[WaitingText], now_s: float) -> Iterable[WaitingText]:
         cap, left = self.limits.cap, self.limits.max_num_batched_tokens
-        looked_at: Iterable[WaitingText] = islice(self._waiting.values(), LOOK_AHEAD * cap)
-        if now_s - oldest.came_s < AGE_S:
+        looked_at: Sequence[WaitingText] = list(islice(line, LOOK_AHEAD * cap))
+        oldest = looked_at[0] if looked_at else None
+        if oldest is not None and now_s - oldest.came_s < AGE_S:
             length = len(oldest.token_ids)
             looked_at = nsmallest(
                 cap, looked_at, key=lambda t: (abs(len(t.token_ids) - length), t.came_s)

@@ -5,6 +5,7 @@ and one for steps that the order gives to others. All requests behind the head w
 a request's wait is the difference of two readings.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
@@ -48,11 +49,13 @@ class WaitingQueue:
     """Sequences without blocks, and the line of all that have no first token yet.
 
     Other waiting sequences were preempted; they resume before the line, by arrival. `terms_of`: a
-    sequence's terms for the order. Each client has its share of the places.
+    sequence's terms for the order. Each client has its share of the places. Background sequences
+    wait beside all this, by arrival, and hold no share.
     """
 
     def __init__(self, terms_of: Callable[[Sequence], Terms]) -> None:
         self.waiting: deque[Sequence] = deque()  # a preempted sequence takes its old place again
+        self.background: list[Sequence] = []
         self.line = Shares(terms_of, lambda sequence: sequence.request.client)
         self.clocks = WaitClocks()
         self._resumed: list[Sequence] = []
@@ -65,6 +68,9 @@ class WaitingQueue:
         self.clocks.enqueue(sequence)
         sequence.order, sequence.queued_s = self._num_added, now
         self._num_added += 1
+        if sequence.is_background:
+            self.background.append(sequence)
+            return
         self.waiting.append(sequence)
         is_another = sequence.request.is_another
         self.line.add(sequence, self._newest if is_another else None)
@@ -73,6 +79,9 @@ class WaitingQueue:
 
     def put_back(self, sequence: Sequence) -> None:
         """Put a preempted sequence before all that came later."""
+        if sequence.is_background:
+            insort(self.background, sequence, key=lambda other: other.order)
+            return
         self.clocks.enqueue(sequence)
         before = sum(1 for other in self.waiting if other.order < sequence.order)
         self.waiting.insert(before, sequence)
@@ -81,6 +90,9 @@ class WaitingQueue:
 
     def take(self, sequence: Sequence) -> None:
         """Remove a sequence that now has blocks."""
+        if sequence.is_background:
+            self.background.remove(sequence)
+            return
         self.waiting.remove(sequence)
         if sequence in self._resumed:
             self._resumed.remove(sequence)
@@ -100,6 +112,8 @@ class WaitingQueue:
     def drop(self, sequence: Sequence) -> None:
         """Forget it, whether it waits or runs."""
         self.leave_line(sequence)
+        if sequence in self.background:
+            self.background.remove(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self._resumed:

@@ -21,7 +21,7 @@ def served(service: Service) -> list[BoundOperation]:
 
 
 async def _chat(service: Service, request: Request) -> Response:
-    async with service.bodies.read(request, service.admission.refuse_body) as body:
+    async with service.bodies.read(request, service.admission.refusal_of(request.headers)) as body:
         arrival_s = time.monotonic()
         async with service.turn(len(body)):
             asked = with_headers(await service.read_chat(body), request)

@@ -63,7 +63,7 @@ def served(service: Service) -> list[BoundOperation]:
 
 
 async def _decide(service: Service, request: Request) -> Response:
-    async with service.bodies.read(request, service.admission.refuse_body) as body:
+    async with service.bodies.read(request, service.admission.refusal_of(request.headers)) as body:
         arrival_s = time.monotonic()
         async with service.turn(len(body)):
             asked, pieces = await service.read(body, read_decisions, service.templates)
@@ -82,7 +82,7 @@ def _read(
     """The labels of each question, and its prompt."""
     texts = [labels_of(question) or "" for question in asked.questions]
     labels = {text: _labels(service, text) for text in dict.fromkeys(texts)}
-    window = service.admission.check_open().max_model_len
+    window = service.runtime.limits().max_model_len
     check = partial(check_length, window=window, field="input")
     prompts = [array("i", service.tokenizer.encode_rendered(each, check)) for each in pieces]
     return [labels[text] for text in texts], prompts

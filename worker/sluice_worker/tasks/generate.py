@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from sluice_core.work import is_background
 from sluice_frontend.api import generate
 from sluice_frontend.api.generate import Completion
 from sluice_frontend.api.operations import BoundOperation, Operation
@@ -41,7 +42,7 @@ async def _generate(
     service: Service, parse: Parse, kind: type[Format], request: Request
 ) -> Response:
     """Read, parse and submit. A request's clock starts with the last byte of its body."""
-    async with service.bodies.read(request, service.admission.refuse_body) as body:
+    async with service.bodies.read(request, service.admission.refusal_of(request.headers)) as body:
         arrival_s = time.monotonic()
         async with service.turn(len(body)):
             asked = await service.parsed(body, parse)
@@ -50,7 +51,7 @@ async def _generate(
 
 
 def with_headers(asked: Completion, request: Request) -> Completion:
-    """Add deadlines and id from headers, the client, and the salt of the caller's key.
+    """Add deadlines, class and id from headers, the client, and the salt of the caller's key.
 
     Usage and first-token time must not reveal to a caller what others cached.
     """
@@ -61,6 +62,7 @@ def with_headers(asked: Completion, request: Request) -> Completion:
         request_id=asked.request_id or state[ASKED_ID],
         cache_salt=asked.cache_salt or state[SALT],
         client=state[CLIENT],
+        is_background=is_background(request.headers),
     )
 
 

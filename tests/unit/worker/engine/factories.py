@@ -48,6 +48,7 @@ def create_scheduler(
     num_ahead: int = 0,
     ttft_ms: float | None = None,
     policy: SchedulingPolicy = "deadline",
+    ceiling: int = 0,
 ) -> Scheduler:
     return Scheduler(
         BlockPool(num_blocks, block_size, prefix_caching=prefix_caching),
@@ -59,6 +60,7 @@ def create_scheduler(
         speculation=speculation,
         scored_logits=scored_at_once * VOCAB,
         num_ahead=num_ahead,
+        ceiling=ceiling,
     )
 
 
@@ -78,6 +80,7 @@ def create_request(
     ttft_ms: float | None = None,
     priority: int = 0,
     is_another: bool = False,
+    is_background: bool = False,
 ) -> Submit:
     """A request; a prompt given as a length is made of tokens that no other request shares."""
     if isinstance(prompt, int):
@@ -99,6 +102,7 @@ def create_request(
         ttft_ms=ttft_ms,
         priority=priority,
         is_another=is_another,
+        is_background=is_background,
     )
 
 
