@@ -10,6 +10,7 @@ from sluice_core.contract import TICK_SECONDS, Causes
 from sluice_core.errors import Draining, QueueFull, RequestError, TooManyOpen
 from sluice_core.port import EngineLoad, FirstParts
 from sluice_core.wire import TokenOut
+from sluice_core.work import BACKGROUND, CLASS_HEADER
 from sluice_frontend.api.generate import parse_completion
 from sluice_frontend.config import ServerConfig
 from sluice_worker.api.generation import Arrived
@@ -51,7 +52,7 @@ def test_prompts_that_wait_are_bounded_by_the_memory_too(tmp_path: Path) -> None
 
 def test_a_request_whose_body_finds_no_room_is_booked_as_an_arrival(tmp_path: Path) -> None:
     service = create_service(tmp_path, ServerConfig())
-    refused = service.admission.refuse_body("too much is being read already")
+    refused = service.admission.refusal_of({})("too much is being read already")
     assert isinstance(refused, TooManyOpen)
     assert refused.retry_after_s == 1
     recorder = service.runtime.recorder
@@ -59,6 +60,8 @@ def test_a_request_whose_body_finds_no_room_is_booked_as_an_arrival(tmp_path: Pa
     (tick,) = recorder.evidence(0).ticks
     assert (tick.arrivals, tick.refused, tick.ttft.by) == (1, 1, Causes(outside=1))
     assert service.runtime.stats.rejected == {"large_bodies": 1}
+    service.admission.refusal_of({CLASS_HEADER: BACKGROUND})("too much is being read already")
+    assert recorder.ticks.open.arrivals == 0
 
 
 def test_who_comes_alone_is_let_in_where_the_ceiling_has_room_for_all_of_it(
