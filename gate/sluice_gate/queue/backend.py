@@ -5,6 +5,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from sluice_core.errors import SluiceError
 from sluice_core.ordering import Pace
@@ -12,6 +13,7 @@ from sluice_core.port import EngineFacts, EngineLimits, EngineLoad, Manner
 from sluice_core.work import Work
 from sluice_frontend.evidence.ledger import Ledger
 from sluice_frontend.evidence.open_tick import OpenTick
+from sluice_frontend.evidence.recorder import Recorder
 
 from ..count.outside import OutsideModel
 from ..engine.inner import SglangKey
@@ -35,7 +37,7 @@ class GateBackend:
         self.facts: EngineFacts | None = None
         self.is_away = True
         self.closed = asyncio.Event()
-        self.queue = Queue(limits, self._pace)
+        self.queue = Queue(limits, partial(_pace, ledger.recorder))
         self.outside = OutsideModel()
         self.load = ServerLoad()
         self.progress = Progress(lambda: self.flights)
@@ -88,7 +90,7 @@ class GateBackend:
         self, flight: Flight, index: int, now_s: float, num: int = 1, *, is_drafted: bool
     ) -> None:
         """Book `num` tokens of one of its sequences, handed over together."""
-        tick, books = self._tick(flight), self.books
+        tick, books = _tick(self._recorder, flight), self.books
         tick.generated_tokens += num
         tick.decodes += num
         before = books.num_prefilling
@@ -105,7 +107,7 @@ class GateBackend:
     def finish(self, flight: Flight, num_tokens: int | None, now_s: float) -> None:
         """Book a whole answer; `num_tokens`: of all sequences together, if reported."""
         self.progress.stepped(now_s)
-        tick, is_unseen = self._tick(flight), not flight.first_seen
+        tick, is_unseen = _tick(self._recorder, flight), not flight.first_seen
         if is_unseen:
             tick.generated_tokens += num_tokens or 0
         if is_unseen or not flight.work.is_stream:
@@ -141,10 +143,6 @@ class GateBackend:
         flight.begin_again(asyncio.get_running_loop().create_future())
         self.queue.add(flight)
         self.pump()
-
-    def _tick(self, flight: Flight) -> OpenTick:
-        """Where its tokens are counted: for the background nowhere."""
-        return OpenTick() if flight.work.is_background else self._recorder.ticks.open
 
     def _over(self, flight: Flight) -> None:
         if flight.is_prefilling:
@@ -215,11 +213,6 @@ class GateBackend:
         """The open ones."""
         return dict.fromkeys(self._flights.values())
 
-    def _pace(self, num_free: int) -> Pace:
-        recorder, cap = self._recorder, self.queue.limits.cap
-        model, service_s = recorder.engine.step_model, recorder.recent.service_s() or 0.0
-        return Pace(model.d / 1e3 if model else 0.0, service_s / cap, num_free)
-
     # -- backend.Backend
 
     def fail(self, request_id: str, error: SluiceError) -> None:
@@ -255,3 +248,13 @@ class GateBackend:
     async def check_integrity(self) -> str | None:
         """None: the engine's memory is its own."""
         return None
+
+
+def _tick(recorder: Recorder, flight: Flight) -> OpenTick:
+    """Where its tokens are counted: for the background nowhere."""
+    return OpenTick() if flight.work.is_background else recorder.ticks.open
+
+
+def _pace(recorder: Recorder, cap: int, num_free: int) -> Pace:
+    model, service_s = recorder.engine.step_model, recorder.recent.service_s() or 0.0
+    return Pace(model.d / 1e3 if model else 0.0, service_s / cap, num_free)

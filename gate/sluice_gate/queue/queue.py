@@ -22,10 +22,10 @@ class Queue:
 
     `ahead`: sequences beyond the cap for an engine that holds the cap itself: then a place that
     becomes free there is taken at once. `ceiling`: the largest cap. `pace`: how fast flights are
-    served.
+    served, by the cap and its free places.
     """
 
-    def __init__(self, limits: EngineLimits, pace: Callable[[int], Pace]) -> None:
+    def __init__(self, limits: EngineLimits, pace: Callable[[int, int], Pace]) -> None:
         self.limits = limits
         self.running = self.waiting = 0
         self.ahead = 0
@@ -90,7 +90,7 @@ class Queue:
         taken: list[Flight] = []
         if not self.waiting or self.running + behind >= max(most, 1):
             return taken
-        pace = self._pace(max(0, most - self.running - behind))
+        pace = self._pace(self.limits.cap, max(0, most - self.running - behind))
         for flight in self._shares.ordered(now_s, pace):
             used = self.running + behind
             if used and used + flight.num_sequences > most:

@@ -38,7 +38,7 @@ def flight(
 
 
 def queue(cap: int, **more: object) -> Queue:
-    return Queue(limits(cap, **more), lambda num_free: Pace(0.0, 0.0, num_free))
+    return Queue(limits(cap, **more), lambda _, num_free: Pace(0.0, 0.0, num_free))
 
 
 def test_places_are_sequences_and_the_first_that_does_not_fit_ends_the_choice() -> None:

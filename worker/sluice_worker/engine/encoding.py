@@ -52,27 +52,17 @@ class EncodingEngine:
 
     def submit(self, request: Encode, now: float) -> Finished | None:
         """Queue a text or an image, or say why it can never run."""
-        if request.pixels:
-            rows, pixels = range(self._image_rows), request.pixels
-            self._queue.add(
-                WaitingText(
-                    *(request.request_id, rows, 0, now),
-                    pixels=pixels,
-                    is_background=request.is_background,
-                )
-            )
-            return None
-        token_ids = unpacked(request.prompt)
-        if not 0 < len(token_ids) <= self._max_len:
-            sentence = f"a text of {len(token_ids)} tokens; 1 to {self._max_len} are possible"
-            return Finished(request.request_id, sentence, self.snapshot())
-        skipped, second = request.num_skipped, request.num_second
-        self._queue.add(
-            WaitingText(
-                *(request.request_id, token_ids, skipped, now, second),
-                is_background=request.is_background,
-            )
+        token_ids: Sequence[int] = range(self._image_rows)
+        if not request.pixels:
+            token_ids = unpacked(request.prompt)
+            if not 0 < len(token_ids) <= self._max_len:
+                sentence = f"a text of {len(token_ids)} tokens; 1 to {self._max_len} are possible"
+                return Finished(request.request_id, sentence, self.snapshot())
+        text = WaitingText(
+            *(request.request_id, token_ids, request.num_skipped, now),
+            *(request.num_second, request.pixels, request.is_background),
         )
+        self._queue.add(text)
         return None
 
     def abort(self, message: Abort) -> Finished | None:

@@ -59,3 +59,14 @@ def test_one_that_left_is_not_taken() -> None:
     assert queue.remove("0")
     assert not queue.remove("0")
     assert lengths_of(queue.take(0.0)) == [6]
+
+
+def test_background_texts_have_the_steps_for_which_no_other_waits() -> None:
+    queue = TextQueue(EngineLimits(0, 4, 100))
+    for name, is_background in (("b0", True), ("o", False), ("b1", True)):
+        queue.add(WaitingText(name, [1], 0, 0.0, is_background=is_background))
+    assert [text.request_id for text in queue.take(0.0)] == ["o"]
+    assert queue.counts == (0, 2)
+    assert queue.remove("b1")
+    assert [text.request_id for text in queue.take(0.0)] == ["b0"]
+    assert queue.take(0.0) == []
