@@ -24,7 +24,7 @@ def test_each_text_is_taken_once_within_cap_and_budget(
     lengths: list[int], cap: int, budget: int, now_s: float
 ) -> None:
     queue, taken = queue_of(lengths, cap, budget), list[WaitingText]()
-    while queue:
+    while any(queue.counts):
         step = queue.take(now_s)
         assert 1 <= len(step) <= cap
         assert len(step) == 1 or sum(lengths_of(step)) <= budget
