@@ -13,8 +13,10 @@ SluiceError
 │   ├── KvCapacityExceeded      could never fit in the KV pool
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
+│   ├── NotKept            404
 │   ├── RequestTimeout     408
 │   ├── StaleEpoch         409
+│   ├── IsOver             409
 │   ├── BodyTooLarge       413
 │   └── OverCeiling        422
 ├── Overloaded             429  retry later
@@ -26,7 +28,8 @@ SluiceError
 │   ├── NotReady
 │   ├── Draining
 │   └── EngineDied
-└── RequestFailed          500  this one request failed in the engine
+├── RequestFailed          500  this one request failed in the engine
+└── NotStored              507  the directory of files cannot be written
 """
 
 from datetime import UTC, datetime
@@ -144,6 +147,14 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class NotKept(RequestError):
+    """No file and no batch of this name is kept here for this client."""
+
+    http_status = 404
+    kind = "NotFoundError"
+    code = "not_found"
+
+
 class MethodNotAllowed(RequestError):
     """No server has this method."""
 
@@ -166,6 +177,14 @@ class StaleEpoch(RequestError):
     http_status = 409
     kind = "ConflictError"
     code = "stale_epoch"
+
+
+class IsOver(RequestError):
+    """A batch that has ended cannot be cancelled."""
+
+    http_status = 409
+    kind = "ConflictError"
+    code = "is_over"
 
 
 class BodyTooLarge(RequestError):
@@ -244,6 +263,14 @@ class RequestFailed(SluiceError):
     """The engine failed this one request."""
 
     code = "request_failed"
+
+
+class NotStored(SluiceError):
+    """The disk is full, or away; what is there is kept."""
+
+    http_status = 507
+    kind = "InsufficientStorageError"
+    code = "not_stored"
 
 
 def told(error: Exception) -> str:

@@ -198,6 +198,10 @@ class ServerConfig:
         'JSON list of pages that may ask from a browser; ["*"]: all', ("*",), noun="list of origins"
     )
 
+    batch_dir: Path | None = flag(
+        "directory for /v1/files and /v1/batches, which several servers may share"
+    )
+
     @property
     def has_api_keys(self) -> bool:
         """True if the API asks for a bearer."""
@@ -310,8 +314,11 @@ def contradictions(
 
 
 def file_problems(values: dict[str, Any]) -> list[str]:
-    """A sentence for each file of keys or tokens among the flags' `values` that cannot be used."""
-    problems = []
+    """A sentence for each file of keys or tokens, and each directory for files, among the flags'
+    `values` that cannot be used."""
+    problems, kept = [], values.get("batch_dir")
+    if kept is not None and not (kept.is_dir() and os.access(kept, os.W_OK | os.X_OK)):
+        problems.append(f"--batch-dir {kept} is no directory that can be written")
     for name, path in values.items():
         if not name.endswith(("_key_file", "_token_file")):
             continue

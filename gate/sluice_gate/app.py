@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, generate_latest
+from sluice_frontend.api.batches import PREFIXES
+from sluice_frontend.batches.item import served_routes
 from sluice_frontend.config import ServerConfig
 from sluice_frontend.evidence.metrics import OwnCollector
 from sluice_frontend.http.clients import networks_of
@@ -29,15 +31,26 @@ well. Families `sluice_*` are the gate's own, also before a worker of ours."""
 
 
 class ApiApp:
-    """Probes and metrics are answered here; all else is the engine's."""
+    """Probes, metrics, files and batches are answered here; all else is the engine's."""
 
     def __init__(self, gate: Gate) -> None:
-        self._own = application(probe_routes(gate.runtime, metrics_of(gate)))
+        probes = probe_routes(gate.runtime, metrics_of(gate))
+        self._own = application([*probes, *gate.batches.routes(served_routes())])
         self._proxy = gate.proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._own if scope["path"] in OWN_PATHS else self._proxy
+        app = self._own if _is_own(scope["path"]) else self._proxy
         await app(scope, receive, send)
+
+
+def _is_own(path: str) -> bool:
+    """True if the gate itself answers at `path`."""
+    kept = any(path == each or path.startswith(f"{each}/") for each in PREFIXES)
+    return kept or path in OWN_PATHS
+
+
+def _is_bounded(method: str, path: str) -> bool:
+    return takes_place(method, path) and not _is_own(path)
 
 
 def metrics_of(gate: Gate) -> Callable[[], bytes]:
@@ -63,7 +76,7 @@ def api_app(gate: Gate, config: ServerConfig, inflight: Inflight) -> ASGIApp:
         ApiApp(gate),
         bearer=api_bearer(config),
         open_paths=OPEN_PATHS,
-        is_bounded=takes_place,
+        is_bounded=_is_bounded,
         check_room=gate.admission.check_room,
         inflight=inflight,
         lifetime=gate.runtime.lifetime,

@@ -9,6 +9,7 @@ from msgspec import structs
 from sluice_core.bounded import Numbers
 from sluice_core.errors import EngineDied, timestamp
 from sluice_core.port import EngineFacts, EngineLimits, EngineStep
+from sluice_frontend.batches.routes import Batches
 from sluice_frontend.evidence.measured import Measured
 from sluice_frontend.serving.admission import Admission
 from sluice_frontend.serving.limits import RuntimeLimits
@@ -68,6 +69,8 @@ class Gate:
         self.upstream.on_ready, self.upstream.on_load = self._ready, self.backend.loaded
         self.upstream.on_away = self._away
         self.proxy = Proxy(config, self.admission, self.backend, self.upstream, unreadable)
+        self.batches = Batches(self.runtime)
+        self.batches.app = self.proxy
         told = self._inner_changed, self._inner_stepped
         self._socket = VllmSocket(self._limits, *told, Numbers("socket", unreadable))
         self._has_served = False
@@ -80,6 +83,7 @@ class Gate:
                 tasks.create_task(self.runtime.beat()),
                 tasks.create_task(self._each_second()),
                 tasks.create_task(self.upstream.watch(self._owed)),
+                tasks.create_task(self.batches.run()),
             ]
             if engine.engine_socket is not None:
                 server = await self._socket.listen(engine.engine_socket)

@@ -58,14 +58,17 @@ async def _serve(config: WorkerConfig, engine: EngineProcess | None, ports: Port
     quieten_collections()
     on_cut = service.runtime.stats.connection_cut
     ports.answer(api_app(service, all_served(service), inflight), admin_app(service), on_cut)
-    beat = asyncio.create_task(service.runtime.beat())
+    running = [
+        asyncio.create_task(each) for each in (service.runtime.beat(), service.batches.run())
+    ]
     try:
         await _live(service, engine, ports, inflight)
     finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         service.close()
         await service.client.stop()
-        beat.cancel()
-        await asyncio.gather(beat, return_exceptions=True)
 
 
 async def _live(

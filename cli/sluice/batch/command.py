@@ -14,8 +14,8 @@ from typing import Any
 from sluice_core.engines import ENGINES
 from sluice_core.words import clean
 from sluice_frontend.batches.index import Index
-from sluice_frontend.batches.item import MAX_SHOWN, Item, Refusal
-from sluice_frontend.batches.lines import JsonLines
+from sluice_frontend.batches.item import MAX_SHOWN, Refusal
+from sluice_frontend.batches.lines import JsonLines, fill
 from sluice_frontend.batches.results import Results, WriteError
 from sluice_frontend.config import API_KEY
 
@@ -117,17 +117,9 @@ def _source(args: argparse.Namespace) -> Source:
 def _fill(index: Index, source: Source) -> None:
     """Add all items; raises `Refusal` with the lines that are bad."""
     problems, num = list[str](), 0
-    for found in source.found():
-        if not isinstance(found, Item):
-            why = str(found[1])
-        elif earlier := index.add(found):
-            shown = clean(found.custom_id, MAX_SHOWN)
-            why = f"its custom_id {shown!r} is that of {source.noun} {earlier}"
-        else:
-            continue
-        num += 1
+    for num, (line, why) in enumerate(fill(index, source.found(), source.noun), 1):
         if num <= MOST_TOLD:
-            problems.append(f"{source.noun} {found[0]}: {why}")
+            problems.append(f"{source.noun} {line}: {why}")
     if num > MOST_TOLD:
         problems.append(f"and {num - MOST_TOLD} more")
     if not num and not sum(index.counts()):

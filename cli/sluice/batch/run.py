@@ -12,7 +12,6 @@ from sluice_frontend.batches import run
 from sluice_frontend.batches.index import Index
 from sluice_frontend.batches.item import MAX_DETAIL, Result
 from sluice_frontend.batches.lines import Bodies
-from sluice_frontend.batches.results import Results
 
 from .target import Target
 
@@ -31,7 +30,7 @@ class Interrupted(Exception):
 class ToldRun(run.Run):
     """A run that tells how far it is."""
 
-    def __init__(self, index: Index, source: Bodies, results: Results) -> None:
+    def __init__(self, index: Index, source: Bodies, results: run.Appended) -> None:
         super().__init__(index, source, results)
         self._opening: asyncio.Task[None] | None = None
         self._has_failed = False

@@ -1,7 +1,6 @@
 """*rim*: one request to its result, with few retries."""
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
 
@@ -9,9 +8,8 @@ import aiohttp
 from sluice_core.bounded import number
 from sluice_core.words import clean
 from sluice_frontend.batches.item import MAX_DETAIL, TOO_MANY, Result, answered, unanswered
+from sluice_frontend.batches.run import delay_s
 
-MAX_WAIT_S = 600.0
-"""Most seconds that a server's Retry-After is honoured for."""
 PROBE_S = 10.0
 
 
@@ -50,17 +48,10 @@ class Sender:
                 result = unanswered(custom_id, "timeout" if is_last else "connection_error", e)
             if is_last or retries == self._max_retries:
                 break
-            await asyncio.sleep(self._delay_s(asked_s, retries))
+            await asyncio.sleep(delay_s(asked_s, retries, self._backoff_s))
         if result.response is None and not await answers(self._session, self._url):
             raise EndpointGone(f"{self._url} does not answer any more")
         return result
-
-    def _delay_s(self, asked_s: float | None, retries: int) -> float:
-        """Never sooner than the server asks for; spread, so that not all come at once."""
-        drawn = random.random()  # noqa: S311 - no secret
-        if asked_s is not None:
-            return min(asked_s, MAX_WAIT_S) * (1 + drawn / 4)
-        return float(self._backoff_s * 2**retries * (0.5 + drawn))
 
     async def _try(self, custom_id: str, route: str, body: bytes) -> tuple[Result, float | None]:
         """The result of one answer, and the seconds of its Retry-After."""

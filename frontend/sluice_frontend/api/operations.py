@@ -46,7 +46,7 @@ class Operation:
     `reply`: a Struct, or a type of JSON; None: text. `bodies`: forms of the request's body, each
     all of some types. `neutral`: parameters that are accepted only at these values. `event`: of a
     stream. `answers`: statuses whose body is `reply`; `errors`: those whose body is an ErrorReply.
-    `counting`: of a route that brings an engine work, or might.
+    `counting`: of a route that brings an engine work, or might. `accepts`: media type of `bodies`.
     """
 
     method: str
@@ -61,6 +61,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     example: object = None
     counting: Counting | None = None
+    accepts: str = JSON
 
     @property
     def has_work(self) -> bool:

@@ -27,10 +27,10 @@ ORDER BY route, prefix, size DESC, number
 
 
 class Index:
-    """Items by number and by id, each pending, done or failed."""
+    """Items by number and by id, each pending, done or failed. One thread at a time may use it."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect("", isolation_level=None)
+        self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         for setting in (f"cache_size = -{CACHE_KIB}", "synchronous = OFF", "journal_mode = OFF"):
             self._db.execute(f"PRAGMA {setting}")
         self._db.execute(_TABLE)

@@ -37,7 +37,14 @@ class Item(NamedTuple):
 
 
 class Refusal(Exception):
-    """The input, the file of results or the engine cannot be used; the message says why."""
+    """The input, the file of results or the engine cannot be used; the message says why.
+
+    `code`: OpenAI's, of a line.
+    """
+
+    def __init__(self, message: str, code: str = "invalid_json_line") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Line(Struct, frozen=True):
@@ -52,6 +59,7 @@ class Line(Struct, frozen=True):
 class Body(Struct, frozen=True):
     """Fields of a body that are read; the server reads the others."""
 
+    model: Any = None
     stream: Any = False
     messages: Raw = Raw(b"")
     prompt: Raw = Raw(b"")
@@ -123,11 +131,12 @@ def read_line(data: bytes) -> Line:
 
 
 def check(line: Line, routes: Collection[str]) -> Body:
-    """The body of a line that may be sent; raises `Refusal`."""
+    """The body of a line that may be sent to one of `routes`; raises `Refusal`."""
     if line.method != "POST":
         raise Refusal(f"its method is {clean(line.method, MAX_SHOWN)!r}, not POST")
     if line.url not in routes:
-        raise Refusal(f"its url {clean(line.url, MAX_SHOWN)!r} is no route that is served")
+        why = "no route that is served" if len(routes) != 1 else f"not {next(iter(routes))}"
+        raise Refusal(f"its url {clean(line.url, MAX_SHOWN)!r} is {why}", "url_mismatch")
     try:
         body = msgspec.json.decode(line.body, type=Body)
     except (msgspec.ValidationError, RecursionError) as e:
@@ -168,6 +177,12 @@ def unanswered(custom_id: str, code: str, why: Exception) -> Result:
     """The result of a request that got no answer of HTTP."""
     message = clean(f"{type(why).__name__}: {why}", MAX_DETAIL)
     return Result(_new_id(), custom_id, None, Failure(code, message))
+
+
+def expired(custom_id: str) -> Result:
+    """The result of a request that was not sent within the batch's window."""
+    message = "This request could not be executed before the completion window expired."
+    return Result(_new_id(), custom_id, None, Failure("batch_expired", message))
 
 
 def _new_id() -> str:

@@ -1,25 +1,46 @@
 """*rim*: keeps as many requests of a batch under way as its endpoint takes."""
 
 import asyncio
+import math
+import random
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from .index import Index
 from .item import Item, Result, unanswered
 from .lines import Bodies
-from .results import Results
 
-Send = Callable[[str, str, bytes], Awaitable[Result]]
-"""Sends the body of an id to a route."""
+Send = Callable[[str, str, bytes], Awaitable[Result | None]]
+"""Sends the body of an id to a route; None leaves it pending."""
+MAX_WAIT_S = 600.0
+"""Most seconds that a server's Retry-After is honoured for."""
+
+
+def delay_s(asked_s: float | None, retries: int, backoff_s: float) -> float:
+    """Seconds before a retry: never fewer than the server asks for; spread, so that not all come
+    at once."""
+    drawn = random.random()  # noqa: S311 - no secret
+    if asked_s is not None:
+        return min(asked_s, MAX_WAIT_S) * (1 + drawn / 4)
+    return float(backoff_s * 2**retries * (0.5 + drawn))
+
+
+class Appended(Protocol):
+    """Where results are written."""
+
+    def append(self, result: Result) -> None:
+        """Append one; raises `WriteError`."""
 
 
 class Run:
     """One run over the pending items. `ok` and `failed` count those of earlier runs, too."""
 
-    def __init__(self, index: Index, source: Bodies, results: Results) -> None:
+    def __init__(self, index: Index, source: Bodies, results: Appended) -> None:
         self._index, self._source, self._results = index, source, results
         self.pending, self.ok, self.failed = index.counts()
         self._open: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._num_bytes = 0
         self._is_leaving, self._error = False, list[BaseException]()
 
     @property
@@ -27,14 +48,20 @@ class Run:
         """Requests under way."""
         return len(self._open)
 
-    async def send_all(self, most: Callable[[], int], send: Send) -> None:
-        """Send all, at most `most()` at once, until told to stop; raises what ended it before."""
+    async def send_all(
+        self, most: Callable[[], int], send: Send, max_bytes: float = math.inf
+    ) -> None:
+        """Send all until told to stop; raises what ended it before.
+
+        At most `most()` are under way at once, and lines of `max_bytes`, or one.
+        """
         try:
-            for item in self._index.pending():
-                while len(self._open) >= most() and not self._is_ending():
+            for item in await asyncio.to_thread(self._index.pending):
+                while not self._has_room(item, most(), max_bytes) and not self._is_ending():
                     await self._change()
                 if self._is_ending():
                     break
+                self._num_bytes += item.size
                 task = asyncio.create_task(self._one(item, send))
                 self._open.add(task)
                 task.add_done_callback(self._ended)
@@ -67,6 +94,10 @@ class Run:
         self.ok += result.is_ok
         self.failed += not result.is_ok
 
+    def _has_room(self, item: Item, most: int, max_bytes: float) -> bool:
+        num_bytes = self._num_bytes + item.size
+        return len(self._open) < most and (not self._open or num_bytes <= max_bytes)
+
     def _is_ending(self) -> bool:
         return self._is_leaving or bool(self._error)
 
@@ -82,10 +113,12 @@ class Run:
 
     async def _one(self, item: Item, send: Send) -> None:
         try:
-            body = self._source.body(item)
+            body = await asyncio.to_thread(self._source.body, item)
         except (OSError, UnicodeError) as e:
-            result = unanswered(item.custom_id, "unreadable_input", e)
+            result: Result | None = unanswered(item.custom_id, "unreadable_input", e)
         else:
             result = await send(item.custom_id, item.route, body)
-        self._results.append(result)
-        self.ended(result)
+        self._num_bytes -= item.size
+        if result is not None:
+            self._results.append(result)
+            self.ended(result)

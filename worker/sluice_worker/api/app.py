@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 from sluice_frontend.api import probes, response_types
 from sluice_frontend.api.operations import JSON, BoundOperation
 from sluice_frontend.api.sse import encode
+from sluice_frontend.batches.item import served_routes
 from sluice_frontend.http.clients import networks_of
 from sluice_frontend.http.guards import (
     ERROR_HANDLERS,
@@ -38,10 +39,13 @@ NO_TELEMETRY: TelemetryConfig = {
 
 def api_app(service: Service, tasks: Iterable[BoundOperation], inflight: Inflight) -> ASGIApp:
     """Make the application that clients speak to. `tasks`: the routes of all tasks."""
-    routes = [*tasks, *own_routes(service)]
+    tasks = list(tasks)
+    served = served_routes().intersection(each.operation.path for each in tasks)
+    routes = [*tasks, *own_routes(service), *service.batches.routes(served)]
     bounded = {each.operation.path for each in routes if each.operation.has_work}
+    service.batches.app = inner = _application(service, routes)
     edge = EdgeMiddleware(
-        _application(service, routes),
+        inner,
         bearer=frontend.api_bearer(service.config.server),
         open_paths=PROBE_PATHS,
         is_bounded=lambda method, path: method == "POST" and path in bounded,

@@ -16,11 +16,13 @@ REF = "#/components/schemas/{name}"
 _WORDS: Mapping[int, str] = {
     400: "The request cannot be right; `param` names the field.",
     401: "A valid bearer token is required.",
-    404: "The model is not the one that is served here.",
+    404: "The model, or what the path names, is not here.",
     408: "The body did not arrive in time.",
+    409: "It is over already.",
     413: "The body is too large.",
     429: "Too much work; Retry-After says when to come back.",
     500: "This request failed.",
+    507: "The directory of files cannot be written.",
     503: "This worker does not serve now; Retry-After says when it may.",
 }
 _ABOUT = (
@@ -68,7 +70,7 @@ def _operation(operation: Operation, is_open: bool) -> Schema:
         body: Schema = {"schema": _one_of("anyOf", [_body(kinds) for kinds in operation.bodies])}
         if operation.example is not None:
             body["example"] = operation.example
-        found["requestBody"] = {"required": True, "content": {JSON: body}}
+        found["requestBody"] = {"required": True, "content": {operation.accepts: body}}
     names = re.findall(r"\{(\w+)", operation.path)
     if names:
         found["parameters"] = [

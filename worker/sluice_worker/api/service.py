@@ -32,6 +32,7 @@ from sluice_frontend.api.sampling_params import (
     defaults_of,
     for_engine,
 )
+from sluice_frontend.batches.routes import Batches
 from sluice_frontend.evidence.measured import Measured
 from sluice_frontend.http.beside import Beside
 from sluice_frontend.http.bodies import Answers, Bodies
@@ -94,6 +95,7 @@ class Service:
             throttled_s=resources.throttled_s,
             task=self.task if reads_texts else f"{self.task} images",
         )
+        self.batches = Batches(self.runtime)
         memory_bytes = resources.memory_bytes()
         self.admission = Admission(self.runtime, memory_bytes)
         self._max_logprobs = min(MAX_OUTPUT_LOGPROBS, memory_bytes // LOGPROB_BYTES)
