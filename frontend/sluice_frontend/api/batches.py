@@ -171,6 +171,7 @@ UPLOAD = Operation(
     bodies=((FileUpload,),),
     accepts="multipart/form-data",
     errors=(400, 404, 408, 413, 429, 507),
+    example={"file": "lines.jsonl", "purpose": "batch"},
     counting=NO_WORK,
 )
 FILES = _operation("GET", "/v1/files", "The files, a page of them.", FileList)
@@ -192,6 +193,7 @@ CREATE = Operation(
     Batch,
     bodies=((BatchRequest,),),
     errors=(400, 404, 408, 413, 507),
+    example={"input_file_id": "file-…", "endpoint": "/v1/embeddings", "completion_window": "24h"},
     counting=NO_WORK,
 )
 BATCHES = _operation("GET", "/v1/batches", "The batches, a page of them.", BatchList)

@@ -40,6 +40,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
+def now_s() -> int:
+    """Whole Unix seconds."""
+    return int(time.time())
+
+
 def is_id(name: str, prefix: str) -> bool:
     """True if `name` may be of a file or a batch: then it may become a path."""
     return name.startswith(prefix) and _ID.fullmatch(name) is not None
@@ -115,14 +120,13 @@ class Files:
         self, file_id: str, filename: str, purpose: str, owner: str, kept_s: int | None
     ) -> FileObject:
         """Show a file whose content is there. `kept_s`: seconds; None: as OpenAI, or for ever."""
-        now_s = int(time.time())
         if kept_s is None and purpose in BATCH_PURPOSES:
             kept_s = KEPT_S
         made = FileObject(
             id=file_id,
             bytes=self.path(file_id).stat().st_size,
-            created_at=now_s,
-            expires_at=None if kept_s is None else now_s + kept_s,
+            created_at=(made_s := now_s()),
+            expires_at=None if kept_s is None else made_s + kept_s,
             filename=filename,
             purpose=purpose,
         )

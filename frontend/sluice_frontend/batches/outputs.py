@@ -17,60 +17,43 @@ from .results import Results
 Number = Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None
 
 
-class _Cached(Struct):
+class _Details(Struct):
     cached_tokens: Number = None
-
-
-class _Thought(Struct):
     reasoning_tokens: Number = None
 
 
-class _Told(Struct):
-    """A usage in the words of any of the routes."""
+class _Usage(Struct):
+    """Tokens in the words of any of the routes."""
 
     prompt_tokens: Number = None
     input_tokens: Number = None
     completion_tokens: Number = None
     output_tokens: Number = None
-    prompt_tokens_details: _Cached | None = None
-    input_tokens_details: _Cached | None = None
-    completion_tokens_details: _Thought | None = None
-    output_tokens_details: _Thought | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
 
 
 class _Body(Struct):
-    usage: _Told | None = None
+    usage: _Usage | None = None
 
 
-def usage_of(result: Result) -> BatchUsage:
-    """The tokens of a line, as its answer tells them; nothing if it does not."""
+def tokens_of(result: Result) -> tuple[int, int, int, int]:
+    """Tokens that a line read, of those cached ones, that it wrote, and of those thoughts, as its
+    answer tells them."""
     try:
         body = msgspec.json.decode(result.response.body if result.response else b"{}", type=_Body)
     except (msgspec.DecodeError, RecursionError):
-        return BatchUsage()
-    told = body.usage or _Told()
-    cached = told.prompt_tokens_details or told.input_tokens_details or _Cached()
-    thought = told.completion_tokens_details or told.output_tokens_details or _Thought()
-    num_in = told.prompt_tokens or told.input_tokens or 0
-    num_out = told.completion_tokens or told.output_tokens or 0
-    return BatchUsage(
-        num_in,
-        InputDetails(cached.cached_tokens or 0),
-        num_out,
-        OutputDetails(thought.reasoning_tokens or 0),
-        num_in + num_out,
-    )
-
-
-def _sum(a: BatchUsage, b: BatchUsage) -> BatchUsage:
-    return BatchUsage(
-        a.input_tokens + b.input_tokens,
-        InputDetails(a.input_tokens_details.cached_tokens + b.input_tokens_details.cached_tokens),
-        a.output_tokens + b.output_tokens,
-        OutputDetails(
-            a.output_tokens_details.reasoning_tokens + b.output_tokens_details.reasoning_tokens
-        ),
-        a.total_tokens + b.total_tokens,
+        body = _Body()
+    told = body.usage or _Usage()
+    read = told.prompt_tokens_details or told.input_tokens_details or _Details()
+    wrote = told.completion_tokens_details or told.output_tokens_details or _Details()
+    return (
+        told.prompt_tokens or told.input_tokens or 0,
+        read.cached_tokens or 0,
+        told.completion_tokens or told.output_tokens or 0,
+        wrote.reasoning_tokens or 0,
     )
 
 
@@ -84,7 +67,14 @@ class Outputs:
         self._good, self._bad = Results(output), Results(errors)
         self._held = ExitStack()
         self.num_ok = self.num_failed = 0
-        self.usage = BatchUsage()
+        self._tokens: tuple[int, ...] = (0, 0, 0, 0)
+
+    @property
+    def usage(self) -> BatchUsage:
+        """Tokens of all lines."""
+        read, cached, wrote, thought = self._tokens
+        inner = InputDetails(cached), OutputDetails(thought)
+        return BatchUsage(read, inner[0], wrote, inner[1], read + wrote)
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
@@ -115,4 +105,5 @@ class Outputs:
     def _count(self, result: Result) -> None:
         self.num_ok += result.is_ok
         self.num_failed += not result.is_ok
-        self.usage = _sum(self.usage, usage_of(result))
+        told = zip(self._tokens, tokens_of(result), strict=True)
+        self._tokens = tuple(a + b for a, b in told)

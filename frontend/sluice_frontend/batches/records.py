@@ -8,7 +8,6 @@ import builtins
 import fcntl
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from msgspec import Struct
 from sluice_core.errors import IsOver, NotKept
 
 from ..api.batches import Batch, BatchList, Ending, Live
-from .files import BATCH, ends, is_id, is_seen, page, read, write
+from .files import BATCH, ends, is_id, is_seen, now_s, page, read, write
 
 LIVE = get_args(Live)
 
@@ -42,7 +41,7 @@ class Record(Struct):
     @property
     def is_expired(self) -> bool:
         """True if the time is over in which lines may be sent."""
-        return self.batch.expires_at <= time.time()
+        return self.batch.expires_at <= now_s()
 
 
 class Claim:

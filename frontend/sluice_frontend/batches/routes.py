@@ -1,7 +1,6 @@
 """*rim*: /v1/files and /v1/batches of one server."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection
 
 from sluice_core.bounded import count
@@ -17,7 +16,7 @@ from ..api.operations import BoundOperation, Operation
 from ..http.clients import CLIENT, SALT
 from ..http.guards import Inflight, answer, read_body
 from ..serving.runtime import Runtime
-from .files import BATCH, DAY_S, FILE, Files, new_id
+from .files import BATCH, DAY_S, FILE, Files, new_id, now_s
 from .records import Record, Records
 from .runner import Runner
 from .upload import receive
@@ -151,13 +150,13 @@ class Batches:
             raise RequestError(
                 f"the file's purpose is {file.purpose!r}, not 'batch'", param="input_file_id"
             )
-        now_s, kept = int(time.time()), asked.output_expires_after
+        made_s, kept = now_s(), asked.output_expires_after
         batch = Batch(
             id=new_id(BATCH),
             endpoint=asked.endpoint,
             input_file_id=asked.input_file_id,
-            created_at=now_s,
-            expires_at=now_s + DAY_S,
+            created_at=made_s,
+            expires_at=made_s + DAY_S,
             metadata=asked.metadata,
         )
         self._records.create(Record(batch, salt, client, kept.seconds if kept else None))

@@ -1,6 +1,5 @@
 """*rim*: what is done on disk with one claimed batch: it is checked, prepared and ended."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -8,7 +7,7 @@ from itertools import islice
 from sluice_core.words import clean
 
 from ..api.batches import BatchProblem, BatchProblems, Ending, RequestCounts
-from .files import FILE, Files, new_id
+from .files import FILE, Files, new_id, now_s
 from .index import Index
 from .item import MAX_DETAIL, Refusal, expired
 from .lines import Found, JsonLines, fill
@@ -73,7 +72,7 @@ def check(claim: Claim, files: Files) -> None:
     with indexed(claim, files) as (index, source):
         batch.request_counts = RequestCounts(sum(index.counts()))
         batch.model = source.model
-    batch.status, batch.in_progress_at = "in_progress", int(time.time())
+    batch.status, batch.in_progress_at = "in_progress", now_s()
     claim.save()
 
 
@@ -101,8 +100,7 @@ def end(claim: Claim, files: Files, ending: Ending, problems: list[BatchProblem]
 
     Raises OSError and `WriteError`: it has not ended then.
     """
-    record, now_s = claim.record, int(time.time())
-    batch = record.batch
+    record, batch = claim.record, claim.record.batch
     if record.ending is None:
         with Outputs(claim.output, claim.errors) as outputs:
             _complete(claim, files, outputs, ending)
@@ -114,7 +112,7 @@ def end(claim: Claim, files: Files, ending: Ending, problems: list[BatchProblem]
             batch.errors = BatchProblems(problems)
         record.ending = ending
         if ending in ("completed", "expired"):
-            batch.status, batch.finalizing_at = "finalizing", now_s
+            batch.status, batch.finalizing_at = "finalizing", now_s()
         batch.output_file_id = new_id(FILE) if claim.output.stat().st_size else None
         batch.error_file_id = new_id(FILE) if claim.errors.stat().st_size else None
         claim.save()
@@ -129,7 +127,7 @@ def end(claim: Claim, files: Files, ending: Ending, problems: list[BatchProblem]
                 file_id, f"{batch.id}_{kind}.jsonl", "batch_output", record.owner, record.kept_s
             )
     batch.status = record.ending
-    setattr(batch, f"{record.ending}_at", int(time.time()))
+    setattr(batch, f"{record.ending}_at", now_s())
     claim.end()
 
 

@@ -43,6 +43,7 @@ _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
 _KEYS_DIR = "/etc/sluice/keys"
+_BATCHES_DIR = "/mnt/batches"
 _TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default path, which the kubelet mounts writable."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
@@ -106,6 +107,7 @@ def inputs(service: InferenceService, settings: Settings) -> dict[str, object]:
         **_group_inputs(spec.hardware),
         **({"keys": spec.api_key_secret_ref.name} if spec.api_key_secret_ref else {}),
         **_api_inputs(service),
+        **({"batches": spec.batches.claim_name} if spec.batches else {}),
         **_engine_inputs(service),
         **({"template": to_builtins(spec.pod_template)} if spec.pod_template else {}),
         **({"static": to_builtins(spec.batching.static)} if spec.batching.static else {}),
@@ -445,6 +447,7 @@ _FOR = {
     "admin": ("worker", "gate"),
     "runtime": ("worker", "gate"),
     "keys": ("worker", "gate"),
+    "batches": ("worker", "gate"),
     "models": ("worker", "engine", FOLLOWER),
     "cache": ("worker", "engine", FOLLOWER),
     "ca": ("worker", "engine", FOLLOWER),
@@ -526,6 +529,9 @@ def _storage(service: InferenceService) -> list[_Volume]:
         # Required: without it pods wait instead of ending. The image needs no other keys.
         chosen = {"secretName": keys.name, "items": [{"key": KEYS, "path": KEYS}]}
         storage.append(("keys", {"secret": chosen}, _read_only(_KEYS_DIR)))
+    if service.spec.batches:
+        kept = {"persistentVolumeClaim": {"claimName": service.spec.batches.claim_name}}
+        storage.append(("batches", kept, {"mountPath": _BATCHES_DIR}))
     if claim:
         source = {"claimName": claim, "readOnly": True}
         storage.append(("models", {"persistentVolumeClaim": source}, _read_only(_CLAIM_MOUNT)))
@@ -617,6 +623,7 @@ def _frontend(service: InferenceService) -> dict[str, object]:
         "trusted-proxies": json.dumps(api.trusted_proxies) if api.trusted_proxies else None,
         "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
         "admin-token-file": f"{_ADMIN_DIR}/token",
+        "batch-dir": _BATCHES_DIR if spec.batches else None,
         "runtime-config-dir": _RUNTIME_DIR,
         "shutdown-delay": DELAY_SECONDS,
         "shutdown-timeout": f"{spec.drain.timeout_s:g}",

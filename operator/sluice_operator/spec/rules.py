@@ -61,6 +61,7 @@ RULES: Final[dict[str, dict[str, str]]] = {
     "spec.model.secretRef.name": _IS_NAME,
     "spec.model.secretRef.key": _KEY,
     "spec.model.cache.pvc": _IS_NAME,
+    "spec.batches.claimName": _IS_NAME,
     "spec.engine": ENGINE_RULES,
     "spec.engine.image": {
         f"self == '' || {_IMAGE}":

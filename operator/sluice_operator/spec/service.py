@@ -381,6 +381,16 @@ class Api(SpecObject, frozen=True):
     trusted_proxies: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
 
+class Batches(SpecObject, frozen=True):
+    """Files and batches of OpenAI's API, which all pods of the object share.
+
+    claimName: Name of the PersistentVolumeClaim that they are kept in; more than one pod needs one
+      of mode ReadWriteMany.
+    """
+
+    claim_name: Text
+
+
 _LABELS = {"type": "object", "maxProperties": 64, "additionalProperties": {"type": "string"}}
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 """A full schema of a pod would be larger than all the rest, and older than the API server's own."""
@@ -431,6 +441,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     apiKeySecretRef: Secret with key `keys`: the bearer keys of the API, one a line, read again when
       it changes; left out, anyone who can reach the Service can use the API.
     api: What clients find at the pods' door.
+    batches: Where /v1/files and /v1/batches are kept; left out, the API has neither.
     podTemplate: An overlay of the pods' template, for what has no field here. What the operator
       owns in it is refused.
     """
@@ -447,6 +458,7 @@ class Spec(SpecObject, frozen=True, kw_only=True):
     drain: Drain = Drain()
     api_key_secret_ref: SecretRef | None = None
     api: Api = Api()
+    batches: Batches | None = None
     pod_template: PodTemplate | None = None
 
     @property

@@ -111,6 +111,7 @@ FIELDS: dict[str, Field] = {
     "api.maxBodySize": Field("2Mi", "--max-body-bytes=2097152"),
     "api.keepAliveTimeout": Field("90s", "--keep-alive-timeout=90"),
     "api.trustedProxies": Field(["10.0.0.0/8"], "10.0.0.0/8"),
+    "batches.claimName": Field("a-claim", '{"claimName": "a-claim"}'),
     "podTemplate.metadata.labels": Field({"a": "b-c"}, '"a": "b-c"'),
     "podTemplate.metadata.annotations": Field({"a": "b-c"}, '"a": "b-c"'),
     "podTemplate.spec": Field({"priorityClassName": "high"}, '"priorityClassName": "high"'),

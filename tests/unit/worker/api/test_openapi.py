@@ -26,7 +26,7 @@ LOCKED = document([*OPERATIONS, *PROBES], version="1", has_keys=True, open_paths
 
 
 async def test_the_document_shows_every_task_and_what_it_shows_is_answered(tmp_path: Path) -> None:
-    service = create_service(tmp_path, ServerConfig())
+    service = create_service(tmp_path, ServerConfig(batch_dir=tmp_path))
     app = api_app(service, all_served(service), Inflight())
 
     async def connected(scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,11 +38,11 @@ async def test_the_document_shows_every_task_and_what_it_shows_is_answered(tmp_p
         others = {each.path for each in (*embed.OPERATIONS, *classify.OPERATIONS)}
         assert {operation.path for operation in OPERATIONS} - others < shown.keys()
         assert not others & shown.keys()
-        for path, methods in shown.items():
-            (method,) = methods
+        for path, method in [(path, method) for path in shown for method in shown[path]]:
             target = path.replace("{model}", service.config.model_name)
             answer = await client.request(method, target, content=b"{}")
-            assert answer.status_code in (200, 400, 503), target
+            nobody = 404 if "_id}" in path else 200
+            assert answer.status_code in (200, 400, 503, nobody), target
 
 
 def test_a_lock_is_shown_where_there_is_one() -> None:
@@ -54,7 +54,7 @@ def test_a_lock_is_shown_where_there_is_one() -> None:
 
 def body_schema(path: str) -> dict[str, Any]:
     """The schema of a route's body, with what it refers to."""
-    content = LOCKED["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    (content,) = LOCKED["paths"][path]["post"]["requestBody"]["content"].values()
     return {**content["schema"], "components": LOCKED["components"]}
 
 
