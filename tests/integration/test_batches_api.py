@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -15,7 +15,8 @@ from integration.worker_process import Worker, gate_of, running_worker
 from openai import OpenAI
 from openai.types import Batch, FileObject
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+COMPLETIONS: Literal["/v1/completions"] = "/v1/completions"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 FLAGS = (
     *("--max-num-seqs", "4", "--num-gpu-blocks-override", "256", "--max-model-len", "2048"),

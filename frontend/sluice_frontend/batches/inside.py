@@ -65,7 +65,7 @@ class Inside:
         return None
 
     async def _asked(self, route: str, body: bytes) -> "_Answer | None":
-        """The answer to one try; None if it was left before that was whole."""
+        """The answer to one try; None if it was left."""
         answer = _Answer(body, self._left)
         scope = _scope(route, len(body))
         scope["state"] = {SALT: self._salt, CLIENT: self._client, ASKED_ID: answer.request_id}
@@ -73,9 +73,9 @@ class Inside:
             await self._app(scope, answer.receive, answer.send)
         except Exception:  # of whatever a line makes of the server, only its own result may suffer
             log.exception("a line of a batch failed", extra={"request_id": answer.request_id})
+        if self._left.is_set():
+            return None
         if not answer.is_whole:
-            if self._left.is_set():
-                return None
             answer.fail()
         return answer
 

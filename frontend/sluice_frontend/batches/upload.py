@@ -1,6 +1,7 @@
 """*rim*: a file on its way in: a form in parts, written to disk as it comes."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ MAX_FORM_BYTES = 64 << 10
 LEAST_BYTES_S = 64 << 10
 """Bytes in each second that a client must send, beside --receive-timeout for the whole."""
 MAX_NAME = 255
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients' faults are their own
 _EVENTS = (
     *("part_begin", "part_data", "header_field", "header_value", "header_end"),
     *("headers_finished", "end"),
@@ -71,7 +73,7 @@ class Form:
             raise RequestError("a field of the form is not UTF-8") from e
         seconds = "expires_after[seconds]"
         if seconds in told:
-            told[seconds] = count(told[seconds])
+            told[seconds] = count(told[seconds]) or told[seconds]
         return convert({**told, "file": self.filename}, FileUpload)
 
     def _part_begin(self) -> None:
@@ -124,7 +126,7 @@ async def receive(request: Request, path: Path, timeout_s: float) -> FileUpload:
         raise too_large
     start_s = asyncio.get_running_loop().time()
     try:
-        with await asyncio.to_thread(path.open, "xb", 0) as file:
+        with await asyncio.to_thread(path.open, "xb") as file:
             async with asyncio.timeout(timeout_s) as limit:
                 async for chunk in request.stream():
                     num_bytes += len(chunk)

@@ -38,7 +38,7 @@ async def test_the_document_shows_every_task_and_what_it_shows_is_answered(tmp_p
         others = {each.path for each in (*embed.OPERATIONS, *classify.OPERATIONS)}
         assert {operation.path for operation in OPERATIONS} - others < shown.keys()
         assert not others & shown.keys()
-        for path, method in [(path, method) for path in shown for method in shown[path]]:
+        for path, method in [(at, method) for at, methods in shown.items() for method in methods]:
             target = path.replace("{model}", service.config.model_name)
             answer = await client.request(method, target, content=b"{}")
             nobody = 404 if "_id}" in path else 200
