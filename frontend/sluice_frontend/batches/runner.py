@@ -66,12 +66,12 @@ class Runner:
         return self._runtime.engine_liveness.is_draining
 
     def _most(self) -> int:
-        """Lines under way at most: with those that wait in the engine, and no more than may."""
-        live, facts = self._runtime.live, self._runtime.backend.facts
+        """Lines under way at most. Background work may have all places, and half of the queue."""
+        facts = self._runtime.backend.facts
         if facts is None or self._is_draining:
             return 0
-        queued = self._runtime.config.max_num_queued_reqs
-        return max(1, min(IN_FLIGHT * live.cap, live.cap + queued))
+        queued = self._runtime.config.max_num_queued_reqs // 2
+        return min(IN_FLIGHT * facts.ceiling, facts.ceiling + queued)
 
     # -- what needs no engine
 

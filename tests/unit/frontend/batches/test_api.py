@@ -55,7 +55,7 @@ async def test_lines_go_as_background_work_of_whoever_made_the_batch(
     assert done["usage"]["input_tokens_details"] == {"cached_tokens": len(IDS)}
 
 
-async def test_as_many_are_under_way_as_twice_the_cap(server: Kept, lines: Lines) -> None:
+async def test_as_many_are_under_way_as_the_engine_holds_twice(server: Kept, lines: Lines) -> None:
     async def slow(body: Any, request: Request) -> Response:
         await asyncio.sleep(0.01)
         return await well(body, request)
