@@ -1,6 +1,7 @@
 """The openai client's files and batches against a real worker and a real gate."""
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -152,6 +153,11 @@ def test_a_batch_ends_with_an_output_and_an_error_file(server: Worker, client: O
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert file.expires_at == file.created_at + 30 * 86_400
     assert client.batches.list(limit=1).data[0].id == batch.id
+    page = httpx.get(server.admin_url + "/metrics", timeout=30).text
+    labels = set(re.findall(r'^http_requests_total{handler="(/v1/[^"]*)"', page, re.MULTILINE))
+    if "gate" not in server.log.name:  # which shows those of its engine
+        assert {"/v1/files", "/v1/batches/{batch_id}", "/v1/files/{file_id}/content"} <= labels
+    assert batch.id not in page
 
 
 def test_all_lines_failed_is_completed_without_an_output(client: OpenAI) -> None:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..api import probes, response_types
-from ..api.operations import BoundOperation
+from ..api.operations import BoundOperation, Handler
 from ..config import ServerConfig
 from ..evidence.health import Verdict
 from ..evidence.metrics import CONTENT_TYPE
@@ -19,12 +19,27 @@ from ..serving.admin import OPEN_PATHS, AdminPort
 from ..serving.runtime import Runtime
 
 
+def by_path(routes: Iterable[BoundOperation]) -> list[tuple[str, list[str], Handler]]:
+    """Paths with all their methods, which a refusal of another one names, and what answers."""
+    found: dict[str, dict[str, Handler]] = {}
+    for operation, handler in routes:
+        found.setdefault(operation.path, {})[operation.method] = handler
+
+    def one(handlers: dict[str, Handler]) -> Handler:
+        async def handle(request: Request) -> Response:
+            return await handlers[request.method](request)
+
+        return handle
+
+    return [(path, list(handlers), one(handlers)) for path, handlers in found.items()]
+
+
 def application(routes: Iterable[BoundOperation]) -> Starlette:
     """Make an application of `routes`, whose errors have OpenAI's shape."""
     made = []
-    for operation, handler in routes:
-        made.append(Route(operation.path, handler, methods=[operation.method]))
-        made[-1].methods = {operation.method}  # without the HEAD that Starlette adds to a GET
+    for path, methods, handler in by_path(routes):
+        made.append(Route(path, handler, methods=methods))
+        made[-1].methods = set(methods)  # without the HEAD that Starlette adds to a GET
     return Starlette(routes=made, exception_handlers=ERROR_HANDLERS)
 
 

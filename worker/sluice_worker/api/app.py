@@ -78,8 +78,10 @@ def _application(service: Service, routes: Sequence[BoundOperation]) -> FastAPI:
     async def show(request: Request) -> Response:
         return Response(page, media_type=JSON)
 
-    for operation, handler in (*routes, BoundOperation(probes.DOCUMENT, show)):
-        app.add_api_route(operation.path, handler, methods=[operation.method])
+    for path, methods, handler in frontend.by_path(
+        (*routes, BoundOperation(probes.DOCUMENT, show))
+    ):
+        app.add_api_route(path, handler, methods=methods)
     return app
 
 
