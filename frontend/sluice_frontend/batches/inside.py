@@ -20,8 +20,8 @@ from .run import delay_s
 
 log = logging.getLogger(__name__)
 BACKOFF_S = 1.0
-MOST_DOUBLINGS = 6
-"""Waits before retries grow to about a minute."""
+MOST_DOUBLINGS = 4
+"""Waits before retries grow to 16 seconds, or are longer if the server asks for that."""
 FULL = (TOO_MANY, 503)
 """Statuses of a server that has no room now. Others from 500 on are of the request itself."""
 MOST_FAILURES = 3
@@ -58,7 +58,8 @@ class Inside:
             num_failed += answer.status not in FULL
             if answer.status < 500 and answer.status != TOO_MANY or num_failed == MOST_FAILURES:
                 return answered(custom_id, answer.status, answer.request_id, bytes(answer.body))
-            wait_s = delay_s(answer.retry_after_s, min(retries, MOST_DOUBLINGS), BACKOFF_S)
+            least_s = delay_s(answer.retry_after_s, 0, BACKOFF_S)
+            wait_s = max(least_s, delay_s(None, min(retries, MOST_DOUBLINGS), BACKOFF_S))
             retries += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), wait_s)

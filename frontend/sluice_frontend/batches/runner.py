@@ -128,7 +128,8 @@ class Runner:
         except Broken as e:
             ending, problems = "failed", e.problems
         except WriteError as e:
-            ending, problems = "failed", broken("disk_full", e).problems
+            why = f"The results cannot be written: {getattr(e.__cause__, 'strerror', '')}"
+            ending, problems = "failed", broken("disk_full", why).problems
         except Exception as e:  # else it would be tried for ever
             log.exception("a batch failed", extra={"batch": claim.record.batch.id})
             ending, problems = "failed", broken("internal_error", told(e)).problems

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,8 @@ async def receive(request: Request, path: Path, timeout_s: float) -> FileUpload:
                     if data := form.feed(chunk):
                         await asyncio.to_thread(file.write, data)
                     limit.reschedule(start_s + timeout_s + num_bytes / LEAST_BYTES_S)
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
     except TimeoutError as e:
         raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from e
     except OSError as e:
