@@ -15,6 +15,7 @@ from ..api.operations import JSON
 from ..api.sse import error_body
 from ..http.clients import CLIENT, SALT
 from ..http.guards import ASKED_ID
+from ..http.turns import Turns
 from .item import TOO_MANY, Result, answered
 from .run import delay_s
 
@@ -34,7 +35,7 @@ class Inside:
 
     def __init__(self, app: ASGIApp, salt: str, client: str) -> None:
         self._app, self._salt, self._client = app, salt, client
-        self._stopped, self._left = asyncio.Event(), asyncio.Event()
+        self._stopped, self._left, self._turns = asyncio.Event(), asyncio.Event(), Turns()
 
     def stop(self) -> None:
         """Try nothing again; requests under way go on."""
@@ -52,6 +53,7 @@ class Inside:
         """
         retries = num_failed = 0
         while not self._stopped.is_set():
+            await self._turns.take()  # streams go on between many that begin
             answer = await self._asked(route, body)
             if answer is None:
                 break
@@ -67,7 +69,7 @@ class Inside:
 
     async def _asked(self, route: str, body: bytes) -> "_Answer | None":
         """The answer to one try; None if it was left."""
-        answer = _Answer(body, self._left)
+        answer = _Answer(body, self._left, self._turns)
         scope = _scope(route, len(body))
         scope["state"] = {SALT: self._salt, CLIENT: self._client, ASKED_ID: answer.request_id}
         try:
@@ -84,8 +86,8 @@ class Inside:
 class _Answer:
     """One request in ASGI, and what comes of it."""
 
-    def __init__(self, asked: bytes, left: asyncio.Event) -> None:
-        self._asked, self._left = asked, left
+    def __init__(self, asked: bytes, left: asyncio.Event, turns: Turns) -> None:
+        self._asked, self._left, self._turns = asked, left, turns
         self._is_asked = self.is_whole = False
         self.request_id = uuid.uuid4().hex
         self.status, self.body = 0, bytearray()
@@ -97,6 +99,7 @@ class _Answer:
             self._is_asked = True
             return {"type": "http.request", "body": self._asked, "more_body": False}
         await self._left.wait()
+        await self._turns.take()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:

@@ -65,6 +65,7 @@ class Run:
                 task = asyncio.create_task(self._one(item, send))
                 self._open.add(task)
                 task.add_done_callback(self._ended)
+                await asyncio.sleep(0)  # others' turn
             while self._open and not self._error:
                 await self._change()
         finally:
