@@ -157,45 +157,27 @@ class BatchRequest(Struct, frozen=True):
     output_expires_after: ExpiresAfter | None = None
 
 
-def _operation(method: str, path: str, summary: str, reply: Any, *errors: int) -> Operation:
-    return Operation(
-        method, path, summary, reply, errors=(400, 404, *errors, 507), counting=NO_WORK
-    )
+def _operation(
+    method: str, path: str, summary: str, reply: Any, *errors: int, **more: Any
+) -> Operation:
+    errors = (400, 404, *errors, 507)
+    return Operation(method, path, summary, reply, errors=errors, counting=NO_WORK, **more)
 
 
-UPLOAD = Operation(
-    "POST",
-    "/v1/files",
-    "Keeps a file, for a batch.",
-    FileObject,
-    bodies=((FileUpload,),),
-    accepts="multipart/form-data",
-    errors=(400, 404, 408, 413, 429, 507),
-    example={"file": "lines.jsonl", "purpose": "batch"},
-    counting=NO_WORK,
-)
+FORM = "multipart/form-data"
+BINARY = "application/octet-stream"
+UPLOADED = {"file": "lines.jsonl", "purpose": "batch"}
+CREATED = {"input_file_id": "file-…", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+_UPLOAD: dict[str, Any] = {"bodies": ((FileUpload,),), "accepts": FORM, "example": UPLOADED}
+_CREATE: dict[str, Any] = {"bodies": ((BatchRequest,),), "example": CREATED}
+_RAW: dict[str, Any] = {"media_type": BINARY, "answers": (200, 206)}
+
+UPLOAD = _operation("POST", "/v1/files", "Keeps a file.", FileObject, 408, 413, 429, **_UPLOAD)
 FILES = _operation("GET", "/v1/files", "The files, a page of them.", FileList)
 FILE = _operation("GET", "/v1/files/{file_id}", "One file.", FileObject)
-CONTENT = Operation(
-    "GET",
-    "/v1/files/{file_id}/content",
-    "What is in a file.",
-    media_type="application/octet-stream",
-    answers=(200, 206),
-    errors=(400, 404, 507),
-    counting=NO_WORK,
-)
+CONTENT = _operation("GET", "/v1/files/{file_id}/content", "What is in a file.", None, **_RAW)
 DELETE = _operation("DELETE", "/v1/files/{file_id}", "Deletes a file.", FileDeleted)
-CREATE = Operation(
-    "POST",
-    "/v1/batches",
-    "Sends all lines of a file, as there is room.",
-    Batch,
-    bodies=((BatchRequest,),),
-    errors=(400, 404, 408, 413, 507),
-    example={"input_file_id": "file-…", "endpoint": "/v1/embeddings", "completion_window": "24h"},
-    counting=NO_WORK,
-)
+CREATE = _operation("POST", "/v1/batches", "Sends a file's lines.", Batch, 408, 413, **_CREATE)
 BATCHES = _operation("GET", "/v1/batches", "The batches, a page of them.", BatchList)
 BATCH = _operation("GET", "/v1/batches/{batch_id}", "One batch.", Batch)
 CANCEL = _operation("POST", "/v1/batches/{batch_id}/cancel", "Ends a batch.", Batch, 409)

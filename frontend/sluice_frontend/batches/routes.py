@@ -122,7 +122,7 @@ class Batches:
     async def _content(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]
         await asyncio.to_thread(self._files.get, file_id, _salt(request))
-        return FileResponse(self._files.path(file_id), media_type="application/octet-stream")
+        return FileResponse(self._files.path(file_id), media_type=batches.BINARY)
 
     async def _delete(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]

@@ -104,8 +104,8 @@ class Runner:
             _tell(record)
 
     async def _sweep(self) -> None:
+        await asyncio.sleep(SWEEP_S)  # by then `_settle` has shown what has no name yet
         await asyncio.to_thread(self._files.sweep)
-        await asyncio.sleep(SWEEP_S)
 
     # -- what needs one
 
