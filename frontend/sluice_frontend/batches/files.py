@@ -29,7 +29,7 @@ _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}")
 
 
 class StoredFile(Struct, frozen=True):
-    """What is on disk of a file. `owner`: the salt of the key that made it, "" without one."""
+    """A file as the disk has it. `owner`: the salt of the key that made it, "" without one."""
 
     object: FileObject
     owner: str

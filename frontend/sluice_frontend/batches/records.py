@@ -7,7 +7,6 @@ lock on that. Beside it, `live/ID.cancel` asks for its end, and two more have it
 import builtins
 import fcntl
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ LIVE = get_args(Live)
 
 
 class Record(Struct):
-    """What is on disk of a batch. `owner`: salt of the key that made it; `client`: whose share of
+    """A batch as the disk has it. `owner`: salt of the key that made it; `client`: whose share of
     the engine it takes; `kept_s`: seconds for its outputs; `ending`: the state that it ends in,
     once its results are whole."""
 
@@ -51,7 +50,6 @@ class Claim:
         self._records, self.record = records, record
         live = records.live_path(record.batch.id)
         self.output, self.errors = live.with_suffix(".output"), live.with_suffix(".errors")
-        self._saving = threading.Lock()
 
     @property
     def is_cancelled(self) -> bool:
@@ -59,9 +57,8 @@ class Claim:
         return self._records.cancelled_s(self.record.batch.id) is not None
 
     def save(self) -> None:
-        """Write the record, as it is once earlier writers have ended."""
-        with self._saving:
-            self._records.save(self.record)
+        """Write the record."""
+        self._records.save(self.record)
 
     def end(self) -> None:
         """Write the record of a batch that has ended, and nobody looks at it any more."""
@@ -163,7 +160,7 @@ class Records:
             path.unlink(missing_ok=True)
 
     def live_path(self, batch_id: str) -> Path:
-        """What is there while a batch has not ended."""
+        """A file that is there while a batch has not ended."""
         return self._live / batch_id
 
     def _path(self, batch_id: str) -> Path:

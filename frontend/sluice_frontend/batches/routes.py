@@ -184,7 +184,7 @@ class Batches:
 
 
 def _salt(request: Request) -> str:
-    """Of the key that this request brought; "" without keys."""
+    """The salt of the key that this request brought; "" without keys."""
     salt: str = request.scope["state"][SALT]
     return salt
 

@@ -155,7 +155,7 @@ class Runner:
         return "completed" if not run.pending else _ending_of(claim)
 
     def _opened(self, claim: Claim, held: ExitStack) -> tuple[Index, JsonLines, Outputs]:
-        """What a batch is, and what earlier processes have done of it; raises Broken."""
+        """The lines of a batch, and the results of earlier processes; raises Broken."""
         index, source = held.enter_context(indexed(claim, self._files))
         outputs = held.enter_context(Outputs(claim.output, claim.errors))
         mark_done(index, outputs)

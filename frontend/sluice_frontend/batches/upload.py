@@ -30,7 +30,7 @@ _EVENTS = (
 
 
 class Form:
-    """What a form brings: fields, and one file, whose bytes are handed out as they come."""
+    """A form: its fields, and one file, whose bytes are handed out as they come."""
 
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)

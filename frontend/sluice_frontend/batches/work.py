@@ -1,7 +1,7 @@
 """*rim*: what is done on disk with one claimed batch: it is checked, prepared and ended."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 
 from sluice_core.words import clean
@@ -32,31 +32,24 @@ def broken(code: str, why: object) -> Broken:
     return Broken([BatchProblem(code, clean(str(why), MAX_DETAIL))])
 
 
-def source_of(claim: Claim, files: Files) -> JsonLines:
-    """The lines of a batch."""
-    batch = claim.record.batch
-    return JsonLines(files.path(batch.input_file_id), batch.endpoint)
-
-
 @contextmanager
 def indexed(claim: Claim, files: Files) -> Iterator[tuple[Index, JsonLines]]:
     """All lines of a batch, checked, in an index; raises Broken."""
-    index, source = Index(), source_of(claim, files)
-    try:
-        problems = [
-            BatchProblem(why.code, str(why), line=line)
-            for line, why in islice(fill(index, _bounded(source), source.noun), MAX_PROBLEMS)
-        ]
-        if not problems and not sum(index.counts()):
-            problems = [BatchProblem("empty_file", "The input has no request.")]
-    except FileNotFoundError as e:
-        raise broken("invalid_input_file", "The input file is not there any more.") from e
-    try:
+    batch = claim.record.batch
+    source = JsonLines(files.path(batch.input_file_id), batch.endpoint)
+    with closing(Index()) as index:
+        try:
+            problems = [
+                BatchProblem(why.code, str(why), line=line)
+                for line, why in islice(fill(index, _bounded(source), source.noun), MAX_PROBLEMS)
+            ]
+        except FileNotFoundError as e:
+            raise broken("invalid_input_file", "The input file is not there any more.") from e
         if problems:
             raise Broken(problems)
+        if not sum(index.counts()):
+            raise broken("empty_file", "The input has no request.")
         yield index, source
-    finally:
-        index.close()
 
 
 def _bounded(source: JsonLines) -> Iterator[Found]:
