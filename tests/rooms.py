@@ -16,14 +16,14 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 BUDGETS = {
-    "core/sluice_core": 7_010,
-    "frontend/sluice_frontend": 8_050,
-    "gate/sluice_gate": 3_050,
+    "core/sluice_core": 7_100,
+    "frontend/sluice_frontend": 10_200,
+    "gate/sluice_gate": 3_200,
     "gate/sluice_vllm": 800,
-    "worker/sluice_worker": 12_700,
+    "worker/sluice_worker": 12_900,
     "operator/sluice_operator": 12_800,
     "kernels/sluice_kernels": 4_760,
-    "cli/sluice": 7_050,
+    "cli/sluice": 6_800,
     "cluster/sluice_cluster": 2_200,
 }
 """Most lines of Python and C++ a package, blank lines and docstrings too."""
