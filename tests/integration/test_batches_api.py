@@ -110,7 +110,7 @@ def results(client: OpenAI, file_id: str | None) -> dict[str, Any]:
     assert file_id is not None
     text = client.files.content(file_id).text
     assert text.endswith("\n")
-    found = [json.loads(each) for each in text.splitlines()]
+    found = [json.loads(each) for each in text.split("\n")[:-1]]  # U+2028 may stand in one
     by_id = {each["custom_id"]: each for each in found}
     assert len(by_id) == len(found), "a line is there twice"
     return by_id
