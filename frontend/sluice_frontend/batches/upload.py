@@ -139,7 +139,8 @@ async def receive(request: Request, path: Path, timeout_s: float) -> FileUpload:
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
     except TimeoutError as e:
-        raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from e
+        late = f"the body must bring {LEAST_BYTES_S} bytes in each second, after {timeout_s:g} s"
+        raise RequestTimeout(late) from e
     except OSError as e:
         raise NotStored(f"the file cannot be written: {e.strerror}") from e
     return form.upload()

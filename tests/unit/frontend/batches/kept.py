@@ -93,7 +93,7 @@ class Kept:
     async def results(self, file_id: str) -> dict[str, Any]:
         """Lines of a file by their ids, each once."""
         text = (await self.client.get(f"/v1/files/{file_id}/content")).text
-        found = [json.loads(each) for each in text.splitlines()]
+        found = [json.loads(each) for each in text.split("\n")[:-1]]
         by_id = {each["custom_id"]: each for each in found}
         assert len(by_id) == len(found)
         return by_id
