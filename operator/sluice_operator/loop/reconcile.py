@@ -18,7 +18,7 @@ from ..children import runtime
 from ..cluster.client import ClusterError, Ref
 from ..cluster.observed import Object, version
 from ..reasons import Reason
-from ..spec.service import KIND, QUEUE_LABEL, SpecError, queue_of
+from ..spec.service import SpecError, kueue_of
 from ..status import compose, events
 from ..status.events import Notice
 from ..status.writer import StatusWriter
@@ -222,10 +222,10 @@ class Reconciler:
 def _own_metadata(body: Object) -> Object:
     """The metadata without fields that may be large and are not read."""
     kept = {key: value for key, value in body["metadata"].items() if key not in _NOT_READ}
-    return {**kept, "labels": {QUEUE_LABEL: queue}} if (queue := queue_of(body)) else kept
+    return {**kept, "labels": labels} if (labels := kueue_of(body)) else kept
 
 
 def _asked(body: Object) -> tuple[Any, ...]:
     """The parts of an object that a person writes, without the bookkeeping of other writes."""
     meta = body.get("metadata", {})
-    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), queue_of(body)
+    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), kueue_of(body)
