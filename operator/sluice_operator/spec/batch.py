@@ -100,7 +100,7 @@ class BatchSpec(SpecObject, frozen=True, kw_only=True):
         name="completionWindow", default=86_400.0
     )
     suspend: bool = False
-    ttl_s: Annotated[float, duration("1s", "720h", unit="s")] | None = field(
+    ttl_s: Annotated[float, duration("1m", "720h", unit="s")] | None = field(
         name="ttlAfterFinished", default=None
     )
 

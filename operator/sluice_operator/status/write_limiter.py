@@ -32,6 +32,8 @@ MEASURED: Mapping[str, Any] = {
     },
     "scaling": dict.fromkeys(("message", "desired")),
     "load": None,
+    **dict.fromkeys(("counts", "rate", "timeLeft")),
+    "shards": {"results": None},
 }
 """Fields of `status` that move with traffic alone; None: all of it. All others are acted on."""
 _MEASURED_MESSAGES = frozenset({"SLOMet", "SLOFeasible", "MetricsAvailable", "RequestsSucceed"})
