@@ -40,9 +40,11 @@ def kubectl(server: ApiServer, *arguments: str) -> str:
 @pytest.fixture(scope="session")
 def with_crd(apiserver: ApiServer) -> ApiServer:
     """The API server with the committed CRD in force, also in what kubectl discovers."""
-    kubectl(apiserver, "apply", "-f", str(ROOT / "crds/inferenceservices.yaml"))
+    kubectl(apiserver, "apply", "-f", str(ROOT / "crds"))
     command: list[Word] = [apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}"]
-    wait_until("infs to be known", lambda: succeeds([*command, "explain", "infs"]), 60.0)
+    for short in ("infs", "infbatch"):
+        known = [*command, "explain", short]
+        wait_until(f"{short} to be known", lambda known=known: succeeds(known), 60.0)
     return apiserver
 
 
@@ -71,8 +73,9 @@ def stored(api: httpx.Client) -> Iterator[Object]:
     api.delete(f"{OBJECTS}/demo").raise_for_status()
 
 
-def test_the_crd_is_structural_and_its_names_are_taken(with_crd: ApiServer) -> None:
-    crd = json.loads(kubectl(with_crd, "get", "crd", "inferenceservices.sluice.dev", "-o", "json"))
+@pytest.mark.parametrize("plural", ["inferenceservices", "inferencebatches"])
+def test_the_crd_is_structural_and_its_names_are_taken(with_crd: ApiServer, plural: str) -> None:
+    crd = json.loads(kubectl(with_crd, "get", "crd", f"{plural}.sluice.dev", "-o", "json"))
     conditions = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
     assert conditions == {"NamesAccepted": "True", "Established": "True"}
 

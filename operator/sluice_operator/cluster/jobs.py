@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from msgspec import MsgspecError
 from sluice_core.bounded import count
 from sluice_core.contract import BatchReport, decode
 from sluice_core.words import clean
@@ -68,5 +67,5 @@ def shard_end_of(body: Object, container: str) -> ShardEnd | None:
 def _report(message: str) -> BatchReport | None:
     try:
         return decode(message.encode(), BatchReport)
-    except (MsgspecError, RecursionError):  # killed: the kubelet gives the end of its log
+    except (ValueError, RecursionError):  # killed: the kubelet gives the end of its log
         return None
