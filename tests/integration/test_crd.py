@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,7 @@ def with_crd(apiserver: ApiServer) -> ApiServer:
     kubectl(apiserver, "apply", "-f", str(ROOT / "crds"))
     command: list[Word] = [apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}"]
     for short in ("infs", "infbatch"):
-        known = [*command, "explain", short]
-        wait_until(f"{short} to be known", lambda known=known: succeeds(known), 60.0)
+        wait_until(f"{short} to be known", partial(succeeds, [*command, "explain", short]), 60.0)
     return apiserver
 
 
@@ -97,7 +97,11 @@ def test_an_argument_without_a_value_is_not_called_one_that_is_given_twice(
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_is_accepted(api: httpx.Client, path: Path) -> None:
-    answer = send(api, yaml.safe_load(path.read_text()))
+    body = yaml.safe_load(path.read_text())
+    plural = {"InferenceService": "inferenceservices", "InferenceBatch": "inferencebatches"}
+    url = OBJECTS.replace("inferenceservices", plural[body["kind"]])
+    query = {"fieldValidation": "Strict", "dryRun": "All"}
+    answer = api.post(url, params=query, json=body)
     assert answer.status_code == 201, answer.text
 
 

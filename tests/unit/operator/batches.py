@@ -10,7 +10,7 @@ from sluice_operator.spec.batch import InferenceBatch, parse_batch
 from unit.operator.objects import changed
 
 Object = dict[str, Any]
-OWN_ENGINE = {
+OWN_ENGINE: Object = {
     "serviceRef": None,
     "model": {"uri": "file:///models/demo"},
     "engine": {"name": "Sluice"},

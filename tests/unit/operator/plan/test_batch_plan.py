@@ -15,7 +15,7 @@ from sluice_operator.spec.batch import InferenceBatch
 from unit.operator.batches import OWN_ENGINE, create_batch, end
 from unit.operator.observations import CHECKPOINT, NOW, SETTINGS
 
-SERVICE = {"spec": {}}
+SERVICE: dict[str, Any] = {"spec": {}}
 COMPLETE = {"type": "Complete", "status": "True"}
 KUEUE = {"kueue.x-k8s.io/queue-name": "q"}
 
@@ -69,7 +69,7 @@ def test_no_pod_is_made_for_a_model_that_does_not_fit_or_is_not_read_yet() -> No
     assert planned.make is not None
     assert f"--max-num-seqs={fit.memory.ceiling if fit.memory else 0}" in str(planned.make)
     assert condition(planned, "ModelFits")[:2] == ("True", "Fits")
-    small = {**OWN_ENGINE["hardware"], "memory": "64Mi"}  # type: ignore[dict-item]
+    small = {**OWN_ENGINE["hardware"], "memory": "64Mi"}
     tight = create_batch(**{**OWN_ENGINE, "hardware": small}).engine
     assert tight is not None
     for unfit in (judge(tight.spec, CHECKPOINT), judge(engine.spec, Unread("soon", True))):
