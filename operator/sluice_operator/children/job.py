@@ -17,6 +17,8 @@ BAD_INPUT, ENDPOINT_GONE, INTERRUPTED = 2, 5, 130
 """Exit codes of `sluice batch`. The last two say nothing about the batch."""
 _RETRIES = 6
 """Of one shard, for all other ends; a Job's own default of a backoffLimit."""
+_TRIES = 5
+"""Of a request beside others: 429 says that they leave no place now, and halves what is open."""
 _GRACE_S = 45
 """Seconds to leave in: requests under way get 30."""
 _INPUT, _OUTPUT = "/mnt/input", "/mnt/output"
@@ -152,7 +154,7 @@ def _arguments(batch: InferenceBatch, has_keys: bool) -> list[str]:
         f"--url={url}",
         f"--shard={_SHARD}/{spec.shards}",
         f"--report-port={REPORT_PORT}",
-        *(["--background"] if service else []),
+        *(["--background", f"--max-retries={_TRIES}"] if service else []),
         *([f"--api-key-file={pod.KEYS_DIR}/{pod.KEYS}"] if has_keys else []),
     ]
 

@@ -62,6 +62,7 @@ def test_beside_a_service_one_container_sends_background_work_to_it() -> None:
         "--shard=$(JOB_COMPLETION_INDEX)/3",
         "--report-port=8002",
         "--background",
+        "--max-retries=5",
     ]
     assert client["image"] == SETTINGS.gate_image
     [keyed] = pod(keys="api-keys")["containers"]
