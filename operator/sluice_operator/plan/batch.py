@@ -16,6 +16,9 @@ from ..status import batch as status
 from ..status import events
 from ..status.events import Notice
 
+_WAITS = frozenset({Reason.AWAITING_DELETION, Reason.NO_SERVICE, Reason.HEADERS_UNAVAILABLE})
+"""What no watch tells the end of."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchObserved:
@@ -70,9 +73,6 @@ def plan(
         steer=_steer(batch, live) if live and is_ours else None,
         noticed=tuple(events.transitions(previous, made)),
     )
-
-
-_WAITS = frozenset({Reason.AWAITING_DELETION, Reason.NO_SERVICE, Reason.HEADERS_UNAVAILABLE})
 
 
 def _refusal(batch: InferenceBatch, observed: BatchObserved) -> tuple[Reason, str] | None:
