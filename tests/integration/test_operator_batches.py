@@ -94,7 +94,7 @@ def running_shard(space: Namespace, folder: Path, url: str, shard: int = 0) -> I
         "$(JOB_COMPLETION_INDEX)": str(shard),
         "/mnt/input": str(folder),
         "/mnt/output": str(folder),
-        f"http://demo.{space.name}.svc": url,
+        f"http://{space.get('services', 'demo')['spec']['clusterIP']}": url,
     }
     arguments = container["args"]
     for old, new in replaced.items():

@@ -3,6 +3,7 @@
 import math
 
 from sluice_core.model.sizing import HOST_BYTES
+from sluice_core.words import in_url
 
 from ..settings import Settings
 from ..spec.batch import BATCH_KIND, InferenceBatch
@@ -53,14 +54,16 @@ def steering(batch: InferenceBatch) -> Manifest:
 def job(
     batch: InferenceBatch,
     settings: Settings,
+    address: str,
     keys: str,
-    ceiling: int | None,
+    ceiling: int | None = None,
     loading_bytes: int = HOST_BYTES,
     disk_bytes: int = 0,
     commit: str = "",
 ) -> Manifest:
-    """The Job. `keys`: the Secret with the keys of the service that answers, "" for none; the
-    others are of an engine of its own, as of `manifests.workload`."""
+    """The Job. `address`: of the service that answers, as not every cluster has DNS; `keys`: the
+    Secret with its keys, "" for none. The others are of an engine of its own, as of
+    `manifests.workload`."""
     spec = batch.spec
     ttl = {} if spec.ttl_s is None else {"ttlSecondsAfterFinished": math.ceil(spec.ttl_s)}
     volumes = _volumes(batch, keys)
@@ -68,7 +71,7 @@ def job(
     mesh = {"traffic.sidecar.istio.io/excludeInboundPorts": str(REPORT_PORT)}
     evicted = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": ",".join(scratch)}
     held = pod.held(batch.engine, loading_bytes, disk_bytes) if batch.engine else {}
-    template = _pod_spec(batch, settings, volumes, ceiling, commit, held)
+    template = _pod_spec(batch, settings, address, volumes, ceiling, commit, held)
     return {
         "apiVersion": "batch/v1",
         "kind": manifests.JOB,
@@ -113,12 +116,13 @@ def _failures() -> list[Manifest]:
 def _pod_spec(
     batch: InferenceBatch,
     settings: Settings,
+    address: str,
     volumes: list[Volume],
     ceiling: int | None,
     commit: str,
     held: Manifest,
 ) -> Manifest:
-    client = _client(batch, settings, volumes)
+    client = _client(batch, settings, address, volumes)
     if batch.engine is None:
         made = pod.bare_spec(settings, _GRACE_S, {"containers": [client]}, volumes)
     else:
@@ -128,13 +132,15 @@ def _pod_spec(
     return {**made, "restartPolicy": "Never"}
 
 
-def _client(batch: InferenceBatch, settings: Settings, volumes: list[Volume]) -> Manifest:
+def _client(
+    batch: InferenceBatch, settings: Settings, address: str, volumes: list[Volume]
+) -> Manifest:
     return {
         "name": CLIENT,
         "image": settings.gate_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["sluice", "batch"],
-        "args": _arguments(batch, any(name == pod.KEYS for name, _, _ in volumes)),
+        "args": _arguments(batch, address, any(name == pod.KEYS for name, _, _ in volumes)),
         "env": [*pod.own_environment(), {"name": "SQLITE_TMPDIR", "value": "/tmp"}],  # noqa: S108
         "ports": [{"name": "report", "containerPort": REPORT_PORT, "protocol": "TCP"}],
         "resources": _HELD,
@@ -144,10 +150,10 @@ def _client(batch: InferenceBatch, settings: Settings, volumes: list[Volume]) ->
     }
 
 
-def _arguments(batch: InferenceBatch, has_keys: bool) -> list[str]:
+def _arguments(batch: InferenceBatch, address: str, has_keys: bool) -> list[str]:
     spec, service = batch.spec, batch.spec.service_ref
     at = f"{_INPUT}/{spec.input.config_map.key if spec.input.config_map else spec.input.path}"
-    url = f"http://{service.name}.{batch.namespace}.svc" if service else pod.OWN_URL
+    url = f"http://{in_url(address)}" if service else pod.OWN_URL
     return [
         at,
         f"--out={_OUTPUT}/{spec.output.path}/out.{_SHARD}.jsonl",

@@ -68,10 +68,7 @@ class BatchKind:
         found = await self._model.look(engine, None, time.monotonic()) if engine else None
         fit = judge(engine.spec, found) if engine and found else None
         if live is None:
-            ref, service = batch.spec.service_ref, None
-            if ref:
-                service = await self._dependencies.cluster.get(Ref(KIND, self._key[0], ref.name))
-            return BatchObserved(None, previous, fit, service)
+            return BatchObserved(None, previous, fit, *await self._service(batch))
         return BatchObserved(
             job=live,
             previous=previous,
@@ -92,6 +89,18 @@ class BatchKind:
         if planned.steer:
             await self.children.change(self.owned, planned.steer)
         await tell(planned.noticed)
+
+    async def _service(self, batch: InferenceBatch) -> tuple[Object | None, str]:
+        """The service that answers, and its address; None and "" where there is none."""
+        ref = batch.spec.service_ref
+        if ref is None:
+            return None, ""
+        kinds = (KIND, "Service")
+        service, door = [
+            await self._dependencies.cluster.get(Ref(kind, batch.namespace, ref.name))
+            for kind in kinds
+        ]
+        return service, str((door or {}).get("spec", {}).get("clusterIP", ""))
 
     def _pods(self) -> list[Object]:
         pods = self._dependencies.store.pods(self._key)

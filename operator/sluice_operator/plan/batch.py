@@ -23,13 +23,15 @@ _WAITS = frozenset({Reason.AWAITING_DELETION, Reason.NO_SERVICE, Reason.HEADERS_
 @dataclass(frozen=True, slots=True)
 class BatchObserved:
     """All that one pass knows. `job`: whatever is there of its name; `fit`: of an engine of its
-    own; `service`: the one that answers, None if it is not there; `live`, `ends`: what pods told.
+    own; `service`, `address`: the one that answers, None and "" if it is not there; `live`, `ends`:
+    what pods told.
     """
 
     job: Object | None
     previous: Object
     fit: Fit | None = None
     service: Object | None = None
+    address: str = ""
     pods: tuple[Pod, ...] = ()
     live: Mapping[int, BatchReport] | None = None
     ends: Sequence[ShardEnd] = ()
@@ -84,7 +86,7 @@ def _refusal(batch: InferenceBatch, observed: BatchObserved) -> tuple[Reason, st
             said = f"{name}: of a deleted object of this name"
             return Reason.AWAITING_DELETION, said
         return Reason.NAME_TAKEN, f"{name}: there, and not of this InferenceBatch"
-    if ref and observed.service is None:
+    if ref and not (observed.service and observed.address):
         return Reason.NO_SERVICE, f"spec.serviceRef: there is no InferenceService {ref.name}"
     if fit and (fit.status == "False" or fit.is_pending):
         return fit.reason, fit.message
@@ -96,10 +98,11 @@ def _refusal(batch: InferenceBatch, observed: BatchObserved) -> tuple[Reason, st
 def _job(batch: InferenceBatch, observed: BatchObserved, settings: Settings) -> Object:
     fit, engine = observed.fit, batch.engine
     if fit is None or engine is None:
-        return job.job(batch, settings, _keys(observed.service), None)
+        return job.job(batch, settings, observed.address, _keys(observed.service))
     return job.job(
         batch,
         settings,
+        "",
         "",
         ceiling_of(engine.spec, fit),
         loading_bytes(fit),

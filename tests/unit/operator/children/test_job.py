@@ -14,7 +14,7 @@ VLLM = {**OWN_ENGINE, "engine": {"name": "VLLM", "image": "r/vllm:1"}}
 
 
 def made(keys: str = "", ceiling: int | None = 8, **changes: Any) -> dict[str, Any]:
-    return job.job(create_batch(**changes), SETTINGS, keys, ceiling)
+    return job.job(create_batch(**changes), SETTINGS, "10.96.0.7", keys, ceiling)
 
 
 def pod(**changes: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_beside_a_service_one_container_sends_background_work_to_it() -> None:
     assert client["args"] == [
         "/mnt/input/in.jsonl",
         "--out=/mnt/output/out/out.$(JOB_COMPLETION_INDEX).jsonl",
-        "--url=http://demo.default.svc",
+        "--url=http://10.96.0.7",
         "--shard=$(JOB_COMPLETION_INDEX)/3",
         "--report-port=8002",
         "--background",

@@ -17,6 +17,7 @@ from unit.operator.observations import CHECKPOINT, NOW, SETTINGS
 
 SERVICE: dict[str, Any] = {"spec": {}}
 COMPLETE = {"type": "Complete", "status": "True"}
+ADDRESS = "10.96.0.7"
 KUEUE = {"kueue.x-k8s.io/queue-name": "q"}
 
 
@@ -25,7 +26,7 @@ def failed(reason: str) -> dict[str, str]:
 
 
 def live_job(batch: InferenceBatch, *conditions: Any, **status: Any) -> dict[str, Any]:
-    made = job.job(batch, SETTINGS, "", 8)
+    made = job.job(batch, SETTINGS, ADDRESS, "", 8)
     made["metadata"]["uid"] = "uid-job"
     return {**made, "status": {"conditions": list(conditions), **status}}
 
@@ -47,15 +48,17 @@ def test_a_job_is_made_once_the_service_is_there() -> None:
     assert early.make is None
     said = "spec.serviceRef: there is no InferenceService demo"
     assert condition(early, "Accepted") == ("False", "NoService", said)
-    later = plan(batch, BatchObserved(None, {}, service=SERVICE), SETTINGS, NOW)
-    assert later.make == job.job(batch, SETTINGS, "", None)
+    later = plan(batch, BatchObserved(None, {}, service=SERVICE, address=ADDRESS), SETTINGS, NOW)
+    assert later.make == job.job(batch, SETTINGS, ADDRESS, "")
     assert condition(later, "Accepted")[0] == "True"
     assert later.status["state"] == "validating"
 
 
 def test_the_keys_of_the_service_are_taken_along() -> None:
     service = {"spec": {"apiKeySecretRef": {"name": "keys-of-demo"}}}
-    planned = plan(create_batch(), BatchObserved(None, {}, service=service), SETTINGS, NOW)
+    planned = plan(
+        create_batch(), BatchObserved(None, {}, service=service, address=ADDRESS), SETTINGS, NOW
+    )
     assert planned.make is not None
     assert "keys-of-demo" in str(planned.make["spec"]["template"])
 
@@ -81,12 +84,16 @@ def test_no_pod_is_made_for_a_model_that_does_not_fit_or_is_not_read_yet() -> No
 def test_a_job_of_others_stays_and_one_of_a_former_object_is_waited_for() -> None:
     batch = create_batch()
     theirs = {"metadata": {"name": "docs", "uid": "x"}, "spec": {"suspend": True}}
-    planned = plan(batch, BatchObserved(theirs, {}, service=SERVICE), SETTINGS, NOW)
+    planned = plan(
+        batch, BatchObserved(theirs, {}, service=SERVICE, address=ADDRESS), SETTINGS, NOW
+    )
     assert (planned.make, planned.steer) == (None, None)
     assert condition(planned, "Accepted")[1] == "NameTaken"
     assert [notice.reason for notice in planned.noticed] == ["NameTaken"]
     former = live_job(replace(batch, uid="uid-0"))
-    planned = plan(batch, BatchObserved(former, {}, service=SERVICE), SETTINGS, NOW)
+    planned = plan(
+        batch, BatchObserved(former, {}, service=SERVICE, address=ADDRESS), SETTINGS, NOW
+    )
     assert (planned.make, planned.steer) == (None, None)
     assert condition(planned, "Accepted")[1] == "AwaitingDeletion"
 
@@ -113,7 +120,7 @@ def test_a_job_in_a_queue_is_suspended_by_kueue_alone() -> None:
     planned = plan(late, BatchObserved(live_job(batch), {}), SETTINGS, NOW)
     assert planned.steer is None
     assert "too late" in condition(planned, "Accepted")[2]
-    early = plan(late, BatchObserved(None, {}, service=SERVICE), SETTINGS, NOW)
+    early = plan(late, BatchObserved(None, {}, service=SERVICE, address=ADDRESS), SETTINGS, NOW)
     assert early.make is None
     assert condition(early, "Accepted")[:2] == ("False", "Suspended")
 
