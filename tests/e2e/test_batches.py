@@ -131,7 +131,7 @@ def kill(cluster: Cluster, namespace: str, selector: str) -> None:
 def test_a_thousand_prompts_beside_a_service_outlive_a_killed_pod_and_a_killed_operator(
     service: Cluster, files: Files
 ) -> None:
-    files.write("in.jsonl", lines(NUM, SERVICE, 32))
+    files.write("in.jsonl", lines(NUM, SERVICE, 160))
     claim = {"claimName": VOLUME}
     given, to = {**claim, "path": "in.jsonl"}, {**claim, "path": "out"}
     start(service, "e2e-batch", input=given, output=to, serviceRef={"name": SERVICE})
