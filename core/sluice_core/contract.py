@@ -272,6 +272,21 @@ class Evidence(Struct, frozen=True):
     step_model: StepModel | None = None
 
 
+class BatchReport(Struct, frozen=True):
+    """How far one run of `sluice batch` is: on its report port, and as its last word.
+
+    `total`: requests of the whole input; the others are of this run's shard, with those of earlier
+    runs. `rate`: requests a second of this run. `message`: why it has ended.
+    """
+
+    total: Count = 0
+    pending: Count = 0
+    completed: Count = 0
+    failed: Count = 0
+    rate: NonNegative = 0.0
+    message: str = ""
+
+
 def decode(body: bytes, kind: type[T]) -> T:
     """Parse JSON bytes as `kind`; raises msgspec.ValidationError or msgspec.DecodeError."""
     return msgspec.json.decode(body, type=kind)

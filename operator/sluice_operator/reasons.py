@@ -80,6 +80,17 @@ class Reason(StrEnum):
         "The API server refused to write or to show a child: quota, policy, missing right.",
     )
     CHILD_RESTORED = "ChildRestored", "A child was deleted or edited by hand and has been put back."
+    # A batch: Accepted, Succeeded
+    ACCEPTED = "Accepted", "The batch can run, or has run."
+    NO_SERVICE = "NoService", "There is no InferenceService of the name in `spec.serviceRef`."
+    QUEUED = "Queued", "Kueue has not admitted the Job of the batch yet."
+    RUNNING = "Running", "Shards of the batch are at work."
+    ALL_SUCCEEDED = "AllSucceeded", "Every request of the batch has a good result."
+    SOME_FAILED = "SomeFailed", "Every request has a result, and some are errors."
+    ALL_FAILED = "AllFailed", "Every request has a result, and all are errors."
+    BAD_INPUT = "BadInput", "Nothing was sent: the message has the first bad lines."
+    SHARDS_FAILED = "ShardsFailed", "A shard has ended without its results, again and again."
+    EXPIRED = "Expired", "`spec.completionWindow` is over; the results so far stay."
     # ModelFits
     FITS = "Fits", "Weights, activations and KV cache fit into the memory."
     INSUFFICIENT_MEMORY = (

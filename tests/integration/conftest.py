@@ -10,6 +10,7 @@ import httpx
 import pytest
 from integration.apiserver import ApiServer, running_apiserver
 from integration.operator_runs import (
+    KINDS,
     Namespace,
     OperatorProcess,
     administrator,
@@ -34,10 +35,11 @@ def client(apiserver: ApiServer) -> Iterator[httpx.Client]:
     operators of others would look after too."""
     with administrator(apiserver) as connection:
         yield connection
-        answer = connection.get("/apis/sluice.dev/v1alpha1/inferenceservices")
-        for left in answer.json()["items"] if answer.is_success else ():  # the CRD may be gone
-            meta = left["metadata"]
-            Namespace(connection, meta["namespace"]).delete("inferenceservices", meta["name"])
+        for plural in KINDS:
+            answer = connection.get(f"/apis/sluice.dev/v1alpha1/{plural}")
+            for left in answer.json()["items"] if answer.is_success else ():  # the CRD may be gone
+                meta = left["metadata"]
+                Namespace(connection, meta["namespace"]).delete(plural, meta["name"])
 
 
 @pytest.fixture(scope="module")
@@ -64,5 +66,6 @@ def space(client: httpx.Client) -> Iterator[Namespace]:
     """A namespace of its own for each test, without objects at the end."""
     space = create_namespace(client, f"space-{next(_numbers)}")
     yield space
-    for body in space.all("inferenceservices"):
-        space.delete("inferenceservices", body["metadata"]["name"])
+    for plural in KINDS:
+        for body in space.all(plural):
+            space.delete(plural, body["metadata"]["name"])

@@ -23,12 +23,16 @@ from kubernetes.config import load_kube_config
 from sluice_cluster import binaries
 from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import run, tail, wait_until
+from sluice_operator.spec.batch import BATCH_PLURAL
+from sluice_operator.spec.service import PLURAL
 from unit.operator.objects import changed, valid_object
 
 ROOT = Path(__file__).parents[2]
 Object = dict[str, Any]
 _PREFIX = {
     "inferenceservices": "/apis/sluice.dev/v1alpha1",
+    "inferencebatches": "/apis/sluice.dev/v1alpha1",
+    "jobs": "/apis/batch/v1",
     "deployments": "/apis/apps/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
 }
@@ -88,9 +92,9 @@ class Namespace:
         """Messages of the events with `reason`."""
         return [event["message"] for event in self.all("events") if event["reason"] == reason]
 
-    def condition(self, kind: str, name: str = "demo") -> Object:
+    def condition(self, kind: str, name: str = "demo", plural: str = PLURAL) -> Object:
         """One condition of an object; empty before it has one."""
-        status = self.get("inferenceservices", name).get("status", {})
+        status = self.get(plural, name).get("status", {})
         found = [c for c in status.get("conditions", []) if c["type"] == kind]
         return found[0] if found else {}
 
@@ -130,7 +134,9 @@ class Namespace:
 
 LONG_S = 120.0
 """kopf asks some times more before it gives a watch up, lets go of what it has, and lists anew."""
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.sluice.dev"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CRD = f"{CRDS}/inferenceservices.sluice.dev"
+KINDS = (PLURAL, BATCH_PLURAL)
 
 
 @contextlib.contextmanager
@@ -139,19 +145,19 @@ def administrator(server: ApiServer) -> Iterator[httpx.Client]:
     context = ssl.create_default_context(cafile=str(server.certificate_authority))
     context.load_cert_chain(str(server.client_certificate), str(server.client_key))
     with httpx.Client(base_url=server.url, verify=context, trust_env=False, timeout=30) as client:
-        crd = (ROOT / "crds/inferenceservices.yaml").read_text()
-        answer = client.patch(
-            CRD,
-            params={"fieldManager": "test", "force": "true"},
-            headers={"Content-Type": "application/apply-patch+yaml"},
-            content=crd,
-        )
-        assert answer.is_success, answer.text
+        for plural in KINDS:
+            answer = client.patch(
+                f"{CRDS}/{plural}.sluice.dev",
+                params={"fieldManager": "test", "force": "true"},
+                headers={"Content-Type": "application/apply-patch+yaml"},
+                content=(ROOT / f"crds/{plural}.yaml").read_text(),
+            )
+            assert answer.is_success, answer.text
 
         def served() -> bool:
-            return client.get("/apis/sluice.dev/v1alpha1/inferenceservices").is_success
+            return all(client.get(f"/apis/sluice.dev/v1alpha1/{p}").is_success for p in KINDS)
 
-        wait_until("the CRD to be served", served, 30.0)
+        wait_until("the CRDs to be served", served, 30.0)
         yield client
 
 

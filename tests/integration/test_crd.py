@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ def kubectl(server: ApiServer, *arguments: str) -> str:
 @pytest.fixture(scope="session")
 def with_crd(apiserver: ApiServer) -> ApiServer:
     """The API server with the committed CRD in force, also in what kubectl discovers."""
-    kubectl(apiserver, "apply", "-f", str(ROOT / "crds/inferenceservices.yaml"))
+    kubectl(apiserver, "apply", "-f", str(ROOT / "crds"))
     command: list[Word] = [apiserver.kubectl, f"--kubeconfig={apiserver.kubeconfig}"]
-    wait_until("infs to be known", lambda: succeeds([*command, "explain", "infs"]), 60.0)
+    for short in ("infs", "infbatch"):
+        wait_until(f"{short} to be known", partial(succeeds, [*command, "explain", short]), 60.0)
     return apiserver
 
 
@@ -71,8 +73,9 @@ def stored(api: httpx.Client) -> Iterator[Object]:
     api.delete(f"{OBJECTS}/demo").raise_for_status()
 
 
-def test_the_crd_is_structural_and_its_names_are_taken(with_crd: ApiServer) -> None:
-    crd = json.loads(kubectl(with_crd, "get", "crd", "inferenceservices.sluice.dev", "-o", "json"))
+@pytest.mark.parametrize("plural", ["inferenceservices", "inferencebatches"])
+def test_the_crd_is_structural_and_its_names_are_taken(with_crd: ApiServer, plural: str) -> None:
+    crd = json.loads(kubectl(with_crd, "get", "crd", f"{plural}.sluice.dev", "-o", "json"))
     conditions = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
     assert conditions == {"NamesAccepted": "True", "Established": "True"}
 
@@ -94,7 +97,11 @@ def test_an_argument_without_a_value_is_not_called_one_that_is_given_twice(
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_is_accepted(api: httpx.Client, path: Path) -> None:
-    answer = send(api, yaml.safe_load(path.read_text()))
+    body = yaml.safe_load(path.read_text())
+    plural = {"InferenceService": "inferenceservices", "InferenceBatch": "inferencebatches"}
+    url = OBJECTS.replace("inferenceservices", plural[body["kind"]])
+    query = {"fieldValidation": "Strict", "dryRun": "All"}
+    answer = api.post(url, params=query, json=body)
     assert answer.status_code == 201, answer.text
 
 

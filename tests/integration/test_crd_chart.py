@@ -20,6 +20,7 @@ from unit.operator.objects import changed, valid_object
 CHART = Path(__file__).parents[2] / "charts" / "sluice"
 IMAGES = ("--set", "image=registry/operator:1", "--set", "worker.image=registry/worker:1")
 NAMESPACE = "chart-test"
+CRDS = ("inferenceservices.sluice.dev", "inferencebatches.sluice.dev")
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:sluice"
 
 Manifest = dict[str, Any]
@@ -70,14 +71,17 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
 def test_notes_name_each_namespace_and_the_crd_only_where_it_is_the_chart_s(helm: Path) -> None:
     install: list[Word] = [helm, "install", "sluice", str(CHART), "--dry-run=client", *IMAGES]
     mine = run([*install, "--set", "watchNamespaces={a,b}"])
-    assert "\n  kubectl delete infs --all -n a\n  kubectl delete infs --all -n b\n" in mine
+    assert (
+        "\n  kubectl delete infs,infbatch --all -n a\n  kubectl delete infs,infbatch --all -n b\n"
+        in mine
+    )
     assert "kubectl delete crd" in mine
     policy = "inferenceservices-pod-template.sluice.dev"
     for kind in ("validatingadmissionpolicy", "validatingadmissionpolicybinding"):
         assert f"\n  kubectl delete {kind} {policy}" in mine
     assert "\n  kubectl delete clusterrole sluice-admin sluice-edit sluice-view" in mine
     other = run([*install, "--set", "crds.install=false,userRoles=false"])
-    assert "kubectl delete infs --all --all-namespaces" in other
+    assert "kubectl delete infs,infbatch --all --all-namespaces" in other
     assert "kubectl delete crd" not in other
     assert "kubectl delete clusterrole" not in other
 
@@ -108,7 +112,7 @@ def test_only_on_openshift_owner_references_take_a_right_to_delete(
     assert deletable() == set()
     assert deletable("--set", "openshift=true") == {
         "deployments", "services", "configmaps", "secrets", "poddisruptionbudgets",
-        "leaderworkersets",
+        "leaderworkersets", "jobs",
     }  # fmt: skip
 
 
@@ -189,10 +193,10 @@ def test_the_crd_and_the_roles_of_users_can_be_left_out(helm: Path) -> None:
         rendered = template(helm, *IMAGES, *more)
         return {one["metadata"]["name"] for kind in kinds for one in of_kind(rendered, kind)}
 
-    crd, roles = "inferenceservices.sluice.dev", {"sluice-admin", "sluice-edit", "sluice-view"}
-    assert shared() == {crd, "sluice", *roles}
+    crds, roles = set(CRDS), {"sluice-admin", "sluice-edit", "sluice-view"}
+    assert shared() == {*crds, "sluice", *roles}
     assert shared("--set", "crds.install=false") == {"sluice", *roles}
-    assert shared("--set", "userRoles=false") == {crd, "sluice"}
+    assert shared("--set", "userRoles=false") == {*crds, "sluice"}
     without = "crds.install=false,userRoles=false,watchNamespaces={one}"
     assert shared("--set", without) == set()
 
@@ -206,8 +210,8 @@ def test_what_the_docs_tell_a_cluster_admin_to_apply_is_the_definition_its_polic
     assert program == "helm"
     applied = [body for body in yaml.safe_load_all(run([helm, *arguments])) if body]
     names = {body["metadata"]["name"] for body in applied}
-    crd, policy = "inferenceservices.sluice.dev", "inferenceservices-pod-template.sluice.dev"
-    assert names == {crd, policy, "sluice-admin", "sluice-edit", "sluice-view"}
+    policy = "inferenceservices-pod-template.sluice.dev"
+    assert names == {*CRDS, policy, "sluice-admin", "sluice-edit", "sluice-view"}
 
 
 def test_enabled_is_a_parent_charts_and_not_a_way_to_install_nothing(
@@ -306,8 +310,12 @@ def test_the_operator_may_do_what_it_does_and_no_more(helm: Path) -> None:
         for verb in rule["verbs"]
     }
     assert allowed == {
-        "list inferenceservices.sluice.dev", "watch inferenceservices.sluice.dev",
-        "patch inferenceservices/status.sluice.dev",
+        "get inferenceservices.sluice.dev", "list inferenceservices.sluice.dev",
+        "watch inferenceservices.sluice.dev", "patch inferenceservices/status.sluice.dev",
+        "list inferencebatches.sluice.dev", "watch inferencebatches.sluice.dev",
+        "patch inferencebatches/status.sluice.dev",
+        "get jobs.batch", "list jobs.batch", "watch jobs.batch", "create jobs.batch",
+        "patch jobs.batch",
         "get deployments.apps", "list deployments.apps", "watch deployments.apps",
         "create deployments.apps", "patch deployments.apps",
         "get services", "list services", "watch services", "create services", "patch services",
@@ -330,6 +338,10 @@ def test_the_operator_may_do_what_it_does_and_no_more(helm: Path) -> None:
         ("list inferenceservices.sluice.dev", "yes"),
         ("patch inferenceservices.sluice.dev/status", "yes"),
         ("patch inferenceservices.sluice.dev", "no"),
+        ("patch inferencebatches.sluice.dev/status", "yes"),
+        ("patch inferencebatches.sluice.dev", "no"),
+        ("create jobs.batch", "yes"),
+        ("delete jobs.batch", "no"),
         ("create deployments.apps", "yes"),
         ("delete deployments.apps", "no"),
         ("get secrets", "yes"),

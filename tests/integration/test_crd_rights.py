@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ from integration.operator_runs import Namespace, running_operator, write_models
 from sluice_cluster import binaries
 from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import Word, run
+from unit.operator.batches import valid_batch
 from unit.operator.objects import changed, valid_object
 
 CHART = Path(__file__).parents[2] / "charts" / "sluice"
@@ -72,6 +74,12 @@ def test_an_object_is_served_and_repaired_without_a_single_refusal(
         space.create("inferenceservices", changed(valid_object(), "metadata.namespace", space.name))
         operator.wait("the children", space.has_children)
         operator.wait("a status", lambda: space.condition("Ready") != {})
+        batch = changed(valid_batch(), "metadata.namespace", space.name)
+        space.create("inferencebatches", batch)
+        accepted = partial(space.condition, "Accepted", "docs", "inferencebatches")
+        operator.wait("a batch", lambda: accepted().get("status") == "True")
+        space.patch("inferencebatches", "docs", {"spec": {"suspend": True}})
+        operator.wait("its edit", lambda: space.get("jobs", "docs")["spec"]["suspend"])
         for plural, name in (("deployments", "demo"), ("secrets", "demo-admin")):
             space.delete(plural, name)
         operator.wait("repaired children", space.has_children)

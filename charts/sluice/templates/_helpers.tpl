@@ -26,17 +26,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 What the operator does in a namespace that it serves: every verb is used, none is spare.
 OpenShift lets only who may delete a child put back its owner reference.
 A server-side apply of something new needs create and patch. Secrets are read by name only;
-Services and Deployments too, before the first write, as one of that name may be somebody else's.
+Services, Deployments and Jobs too, before the first write, as one of that name may be somebody else's.
+A batch reads the service that answers it by name.
 */}}
 {{- define "sluice.rules" -}}
 - apiGroups: [sluice.dev]
   resources: [inferenceservices]
+  verbs: [get, list, watch]
+- apiGroups: [sluice.dev]
+  resources: [inferencebatches]
   verbs: [list, watch]
 - apiGroups: [sluice.dev]
-  resources: [inferenceservices/status]
+  resources: [inferenceservices/status, inferencebatches/status]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
+  verbs: [get, list, watch, create, patch{{ if .Values.openshift }}, delete{{ end }}]
+- apiGroups: [batch]
+  resources: [jobs]
   verbs: [get, list, watch, create, patch{{ if .Values.openshift }}, delete{{ end }}]
 - apiGroups: [""]
   resources: [services]

@@ -34,10 +34,20 @@ class ToldRun(run.Run):
         super().__init__(index, source, results)
         self._opening: asyncio.Task[None] | None = None
         self._has_failed = False
+        self._start_s, self._before = time.monotonic(), self.pending
+
+    @property
+    def rate(self) -> float:
+        """Requests a second since it began to send."""
+        return (self._before - self.pending) / self._seconds
+
+    @property
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self._start_s, 1e-3)
 
     async def run(self, target: Target, send: run.Send) -> None:
         """Send all; raises what ended it before."""
-        self._opening = None
+        self._opening, self._start_s = None, time.monotonic()
         telling = asyncio.create_task(self._tell(target))
         try:
             await self.send_all(lambda: target.limit, send)
@@ -77,10 +87,9 @@ class ToldRun(run.Run):
 
     async def _tell(self, target: Target) -> None:
         """Print progress every few seconds, for ever, and follow the engine's cap."""
-        start_s, before = time.monotonic(), self.pending
         while True:
             await asyncio.sleep(SAY_EVERY_S)
-            print(self.progress(before - self.pending, time.monotonic() - start_s), file=sys.stderr)
+            print(self.progress(self._before - self.pending, self._seconds), file=sys.stderr)
             await target.read_cap()
             self.look_again()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import aiohttp
 from sluice_core.bounded import number
@@ -28,9 +28,11 @@ class Sender:
         slow_down: Callable[[float], None],
         max_retries: int,
         backoff_s: float = 1.0,
+        headers: Mapping[str, str] = {},
     ) -> None:
         self._session, self._url, self._slow_down = session, url, slow_down
         self._max_retries, self._backoff_s = max_retries, backoff_s
+        self._headers = {"Content-Type": "application/json", **headers}
 
     async def send(self, custom_id: str, route: str, body: bytes) -> Result:
         """The result of one request; raises `EndpointGone`.
@@ -56,8 +58,9 @@ class Sender:
     async def _try(self, custom_id: str, route: str, body: bytes) -> tuple[Result, float | None]:
         """The result of one answer, and the seconds of its Retry-After."""
         sent_s = time.monotonic()
-        headers = {"Content-Type": "application/json"}
-        async with self._session.post(self._url + route, data=body, headers=headers) as answer:
+        async with self._session.post(
+            self._url + route, data=body, headers=self._headers
+        ) as answer:
             data = await answer.read()
         if answer.status == TOO_MANY:
             self._slow_down(sent_s)

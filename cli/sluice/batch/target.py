@@ -23,6 +23,8 @@ FOREIGN = 256
 """Requests under way where no cap is told."""
 CONNECT_S = 10.0
 ASK_AGAIN_S = 0.2
+WAIT_S = 2.0
+"""Seconds until an API that is not there yet is looked for again."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -62,8 +64,10 @@ async def opened(args: argparse.Namespace, key: str) -> AsyncIterator[Target]:
     """The endpoint that the flags name, ready; its engine ends on leaving. Raises EndpointError."""
     async with open_session(args.api_key_file, args.timeout, CONNECT_S, key) as api:
         if args.url:
-            if not await answers(api, args.url):
-                raise EndpointError(f"{args.url} does not answer")
+            while not await answers(api, args.url):
+                if args.report_port is None:
+                    raise EndpointError(f"{args.url} does not answer")
+                await asyncio.sleep(WAIT_S)
             async with _bounded(api, args, args.url, args.admin_url) as target:
                 yield target
             return

@@ -49,6 +49,10 @@ class Index:
         number: int = self._db.execute(words, (item.custom_id,)).fetchone()[0]
         return number
 
+    def keep(self, shard: int, of: int) -> None:
+        """Forget all items but those whose number modulo `of` is `shard`."""
+        self._db.execute("DELETE FROM item WHERE number % ? != ?", (of, shard))
+
     def mark(self, custom_id: str, *, is_ok: bool) -> bool:
         """Note the end of an item; False if there is no pending one of that id."""
         state = OK if is_ok else FAILED

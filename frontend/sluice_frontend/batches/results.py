@@ -19,6 +19,10 @@ class WriteError(Exception):
     """The file cannot be written any more; all whole lines are still in it."""
 
 
+class Locked(Refusal):
+    """Another run writes the file."""
+
+
 class Results:
     """OUT, locked while it is entered; entering raises `Refusal` if it is no file, or locked."""
 
@@ -31,14 +35,16 @@ class Results:
             self._file = os.open(self.path, flags, 0o666)
         except OSError as e:
             raise Refusal(f"{self.path} cannot be opened: {e.strerror}") from e
-        why = "" if stat.S_ISREG(os.fstat(self._file).st_mode) else "is not a regular file"
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            why = "is being written by another run"
-        if why:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise Refusal(f"{self.path} is not a regular file")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                raise Locked(f"{self.path} is being written by another run") from e
+        except Refusal:
             os.close(self._file)
-            raise Refusal(f"{self.path} {why}")
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

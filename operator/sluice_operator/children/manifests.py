@@ -25,6 +25,7 @@ SERVICE_PORT = 80
 MANAGED_BY = "sluice-operator"
 _NAME_LABEL, _FOLLOWER = "app.kubernetes.io/name", "sluice-follower"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
+OF_BATCHES = ".batch"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANIFEST_ANNOTATION = "sluice.dev/manifest"
 """Hash of the manifest that was applied last: it shows that we no longer want a field."""
@@ -42,6 +43,9 @@ COMMIT_ANNOTATION = "sluice.dev/commit"
 TARGET_PREFIX = "slo_"
 """Prefix of ConfigMap keys that are there only while the object gives the target."""
 WATCHED = ("ConfigMap", "Service", "Deployment")
+JOB = "Job"
+SEEN = ("Pod", *WATCHED, JOB)
+"""Kinds that a watch shows, with our label, whose ever children they are."""
 UNWATCHED = ("Secret", "PodDisruptionBudget")
 """Children that no watch shows; for example, the operator has no right to list secrets."""
 GROUPS = "LeaderWorkerSet"
@@ -78,15 +82,22 @@ def seen_kinds(service: InferenceService) -> tuple[str, ...]:
 
 
 def owner_of(kind: str, body: Object) -> tuple[str, str]:
-    """Namespace and name of the object whose child `body` would be. A pod's label tells it; for
+    """Namespace and key of the object whose child `body` would be. A pod's label tells it; for
     others it is the name, which nobody edits."""
     meta = body["metadata"]
     name: str = meta["name"]
     if kind == "Pod":
         name = str((meta.get("labels") or {}).get(INSTANCE_LABEL, ""))
+    elif kind == JOB:
+        name = batch_key(name)
     elif kind == "ConfigMap":
         name = name.removesuffix(runtime_name("")) if name.endswith(runtime_name("")) else ""
     return str(meta["namespace"]), name
+
+
+def batch_key(name: str) -> str:
+    """Names a batch among all objects, in the label of its pods too: no service has a dot."""
+    return f"{name}{OF_BATCHES}"
 
 
 def selector(service: InferenceService) -> dict[str, str]:
@@ -106,23 +117,29 @@ def labels(service: InferenceService) -> dict[str, str]:
 
 def is_ours(service: InferenceService, live: Object) -> bool:
     """True if `live` is a child of exactly this object, or was before a person edited it."""
+    return is_child(service.uid, labels(service), live)
+
+
+def is_child(uid: str, marks: Mapping[str, str], live: Object) -> bool:
+    """True if the object with `uid` controls `live`, or nobody does and it bears the `marks`."""
     controller = controller_of(live)
     if controller:
-        return controller == service.uid
-    return (live["metadata"].get("labels") or {}).items() >= labels(service).items()
+        return controller == uid
+    return (live["metadata"].get("labels") or {}).items() >= marks.items()
 
 
-def is_of_former(service: InferenceService, live: Object) -> bool:
-    """True if `live` belonged to a deleted object of the same name: it is on its way out.
+def is_of_former(owner: Manifest, live: Object) -> bool:
+    """True if `live` belonged to a deleted object of the same kind and name as the `owner`, an
+    owner reference: it is on its way out.
 
     KServe calls its objects by the same kind, and they stay.
     """
     return any(
-        owner.get("controller")
-        and owner["apiVersion"].startswith(f"{GROUP}/")
-        and (owner["kind"], owner["name"]) == (KIND, service.name)
-        for owner in live["metadata"].get("ownerReferences") or ()
-        if owner["uid"] != service.uid
+        one.get("controller")
+        and one["apiVersion"].startswith(f"{GROUP}/")
+        and (one["kind"], one["name"]) == (owner["kind"], owner["name"])
+        for one in live["metadata"].get("ownerReferences") or ()
+        if one["uid"] != owner["uid"]
     )
 
 
@@ -371,7 +388,7 @@ def _child(
             "namespace": service.namespace,
             "labels": {**labels(service), **queue},
             "annotations": dict(annotations or {}),
-            "ownerReferences": [_owner(service)],
+            "ownerReferences": [owner_reference(KIND, service.name, service.uid)],
         },
         **body,
     }
@@ -379,12 +396,13 @@ def _child(
     return manifest
 
 
-def _owner(service: InferenceService) -> Manifest:
+def owner_reference(kind: str, name: str, uid: str) -> Manifest:
+    """Names an object of ours as the owner of a child."""
     return {
         "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": service.name,
-        "uid": service.uid,
+        "kind": kind,
+        "name": name,
+        "uid": uid,
         "controller": True,
         # True would need the right to set finalizers; background collection does not.
         "blockOwnerDeletion": False,

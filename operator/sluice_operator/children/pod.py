@@ -28,11 +28,13 @@ from .runtime import runtime_name
 from .worker_flags import worker_flags
 
 Manifest = dict[str, Any]
-_Volume = tuple[str, Manifest, Manifest]
+Volume = tuple[str, Manifest, Manifest]
 """A volume's name, source and mount."""
 
 API_PORT = 8000
 ADMIN_PORT = 8001
+OWN_URL = f"http://{LOOPBACK}:{API_PORT}"
+"""The API, from another container of its pod."""
 DELAY_SECONDS = 5
 """Seconds, longer than endpoints take to leave kube-proxy, so that no request meets a closed port.
 No preStop hook waits so long: the worker must know that it leaves, and says so in its answers."""
@@ -42,7 +44,7 @@ _CLAIM_MOUNT = "/mnt/models"
 _CACHE_MOUNT = "/mnt/cache"
 _ADMIN_DIR = "/etc/sluice/admin"
 _RUNTIME_DIR = "/etc/sluice/runtime"
-_KEYS_DIR = "/etc/sluice/keys"
+KEYS_DIR = "/etc/sluice/keys"
 _BATCHES_DIR = "/mnt/batches"
 _TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default path, which the kubelet mounts writable."""
@@ -67,13 +69,15 @@ _OWN_HOSTS = "localhost,127.0.0.1,::1,.svc,.cluster.local"
 """Never asked through a hub's proxy: an engine may ask itself when it starts (sglang#9155). Both
 spellings of each variable are read, and by many only one of them."""
 _LAST_WORDS = {"name": "SLUICE_TERMINATION_LOG", "value": _TERMINATION_LOG}
-_UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _GATE_START_S = 30
 """Seconds until the engine's probe first asks the gate. Its image is on the node by then, because
 `_gate_image` has run."""
 _HUNG_GRACE_SECONDS = 15
 """Seconds to leave for what does not answer its liveness probe. A drain would wait for answers that
 cannot come, and a stopped process takes no SIGTERM."""
+_LOADED_S = 6 * 3600
+"""Most seconds until an engine that serves one client has fetched its model and is ready."""
 _SERVED_FILE = "/tmp/engine-served"  # noqa: S108 - on an emptyDir, which outlives a container
 _GATE_REQUESTS, _GATE_CPU = {"cpu": "100m", "memory": "128Mi"}, "2"
 """A limit that a loop and a reader beside it never reach. Some quotas demand one."""
@@ -190,25 +194,7 @@ def follower_spec(
 def _spec(service: InferenceService, settings: Settings, containers: Manifest) -> Manifest:
     """A pod's spec, with the volumes that its containers mount."""
     hardware = service.spec.hardware
-    mounts = [m for each in containers.values() for one in each for m in one["volumeMounts"]]
-    mounted = {mount["name"] for mount in mounts}
-    spec: Manifest = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": grace_seconds(service),
-        "securityContext": {
-            "runAsNonRoot": True,
-            **_user(settings),
-            "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        **containers,
-        "volumes": [
-            {"name": name, **source}
-            for name, source, _ in _volumes(service, settings)
-            if name in mounted
-        ],
-    }
+    spec = bare_spec(settings, grace_seconds(service), containers, _volumes(service, settings))
     if hardware.node_selector:
         spec["nodeSelector"] = dict(hardware.node_selector)
     if hardware.tolerations:
@@ -216,6 +202,47 @@ def _spec(service: InferenceService, settings: Settings, containers: Manifest) -
     if hardware.runtime_class_name:
         spec["runtimeClassName"] = hardware.runtime_class_name
     return spec
+
+
+def bare_spec(
+    settings: Settings, grace_s: int, containers: Manifest, volumes: Sequence[Volume]
+) -> Manifest:
+    """A spec that Pod Security `restricted` takes, with the volumes that are mounted. `grace_s`:
+    seconds to leave in."""
+    mounts = [m for each in containers.values() for one in each for m in one["volumeMounts"]]
+    mounted = {mount["name"] for mount in mounts}
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **_user(settings),
+            "fsGroupChangePolicy": "OnRootMismatch",  # not a walk over a large cache at each start
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **containers,
+        "volumes": [{"name": name, **source} for name, source, _ in volumes if name in mounted],
+    }
+
+
+def sidecar_spec(
+    service: InferenceService,
+    settings: Settings,
+    ceiling: int | None,
+    commit: str,
+    held: Manifest,
+    client: Manifest,
+) -> Manifest:
+    """`spec` of a pod in which all of `pod_spec` serves one container, `client`, and ends with it.
+    The client starts once the engine is ready."""
+    made = _containers(service, settings, ceiling, commit, held)
+    [front] = made["containers"]
+    started = _probe("/readyz", "http", period=2, failures=_LOADED_S // 2)
+    sidecar = {**front, "restartPolicy": "Always", "startupProbe": started}
+    del sidecar["readinessProbe"]
+    first = [*made.get("initContainers", []), sidecar]
+    return _spec(service, settings, {"initContainers": first, "containers": [client]})
 
 
 def held(service: InferenceService, loading_bytes: int, disk_bytes: int) -> Manifest:
@@ -274,7 +301,7 @@ def _containers(
     told = {
         "command": ["sluice-gate"],
         "args": _gate_arguments(service, capacity),
-        "env": _own_environment(),
+        "env": own_environment(),
     }
     gate_held = {
         "limits": {
@@ -283,7 +310,8 @@ def _containers(
         },
         "requests": _GATE_REQUESTS,
     }
-    gate = _front(service, settings, "gate", settings.gate_image, told, gate_held, "admin")
+    probed = "http" if service.is_offline else "admin"
+    gate = _front(service, settings, "gate", settings.gate_image, told, gate_held, probed)
     engine = _engine(service, settings, capacity, commit, held)
     first = _gate_image(service, settings)
     return {"initContainers": [first, engine], "containers": [gate]}
@@ -313,7 +341,7 @@ def _front(
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
         "resources": held,
-        "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
+        "securityContext": {**UNPRIVILEGED, "readOnlyRootFilesystem": True},
         "startupProbe": _probe(alive, probed, period=2, failures=900),
         "livenessProbe": {**_probe(alive, probed, period=10, failures=3), **grace},
         "readinessProbe": _probe("/readyz", probed, period=2, failures=2),
@@ -354,7 +382,7 @@ def _engine(
     hub = _hub_environment(service, settings)
     ours = [*_environment(service), _USER_NAME, *home, *hub, *own, *_admin_key(service)]
     alive = {
-        **_probe("/healthz", ADMIN_PORT, period=10, failures=5),
+        **_probe("/healthz", API_PORT if service.is_offline else ADMIN_PORT, period=10, failures=5),
         "initialDelaySeconds": _GATE_START_S,
         "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS,
     }
@@ -368,7 +396,7 @@ def _engine(
         # A variable that is there twice is refused by the API server.
         "env": [*(one for one in ours if one["name"] not in taken), *given.values()],
         "resources": held,
-        "securityContext": dict(_UNPRIVILEGED),  # these images write beside their programs
+        "securityContext": dict(UNPRIVILEGED),  # these images write beside their programs
         **({} if follows else {"livenessProbe": alive}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(service, settings, FOLLOWER if follows else "engine"),
@@ -418,7 +446,7 @@ def _admin_key(service: InferenceService) -> list[Manifest]:
 def takes_admin_key(service: InferenceService) -> bool:
     """Whether the gate sets a cap inside the engine with a key."""
     engine = FOREIGN.get(service.spec.engine.name)
-    return engine is not None and engine.takes_admin_key
+    return engine is not None and engine.takes_admin_key and not service.is_offline
 
 
 def _gate_image(service: InferenceService, settings: Settings) -> Manifest:
@@ -438,7 +466,7 @@ def _gate_image(service: InferenceService, settings: Settings) -> Manifest:
             "limits": {"cpu": _GATE_CPU, "memory": "512Mi"},
             "requests": _GATE_REQUESTS,
         },
-        "securityContext": {**_UNPRIVILEGED, "readOnlyRootFilesystem": True},
+        "securityContext": {**UNPRIVILEGED, "readOnlyRootFilesystem": True},
         "volumeMounts": mounts,
     }
 
@@ -487,7 +515,8 @@ def _worker_environment(service: InferenceService, settings: Settings) -> list[M
     return [*_environment(service), _LAST_WORDS, *_hub_environment(service, settings)]
 
 
-def _own_environment() -> list[Manifest]:
+def own_environment() -> list[Manifest]:
+    """Variables of every program of ours."""
     return [_HOME, _LAST_WORDS]
 
 
@@ -517,24 +546,24 @@ def _other_spellings(given: Collection[str]) -> set[str]:
     return {one.swapcase() for one in given if one.upper().endswith("_PROXY")}
 
 
-def _storage(service: InferenceService) -> list[_Volume]:
+def _storage(service: InferenceService) -> list[Volume]:
     """Volumes that an object's pods need on any node."""
     keys, (claim, _) = service.spec.api_key_secret_ref, _claim(service.spec.model)
-    storage: list[_Volume] = [
-        ("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
-        ("admin", {"secret": {"secretName": secret_name(service)}}, _read_only(_ADMIN_DIR)),
-        ("runtime", {"configMap": {"name": runtime_name(service.name)}}, _read_only(_RUNTIME_DIR)),
-    ]
+    storage: list[Volume] = [("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"})]  # noqa: S108
+    if not service.is_offline:
+        secret, runtime = {"secretName": secret_name(service)}, {"name": runtime_name(service.name)}
+        storage.append(("admin", {"secret": secret}, read_only(_ADMIN_DIR)))
+        storage.append(("runtime", {"configMap": runtime}, read_only(_RUNTIME_DIR)))
     if keys:
         # Required: without it pods wait instead of ending. The image needs no other keys.
         chosen = {"secretName": keys.name, "items": [{"key": KEYS, "path": KEYS}]}
-        storage.append(("keys", {"secret": chosen}, _read_only(_KEYS_DIR)))
+        storage.append(("keys", {"secret": chosen}, read_only(KEYS_DIR)))
     if service.spec.batches:
         kept = {"persistentVolumeClaim": {"claimName": service.spec.batches.claim_name}}
         storage.append(("batches", kept, {"mountPath": _BATCHES_DIR}))
     if claim:
         source = {"claimName": claim, "readOnly": True}
-        storage.append(("models", {"persistentVolumeClaim": source}, _read_only(_CLAIM_MOUNT)))
+        storage.append(("models", {"persistentVolumeClaim": source}, read_only(_CLAIM_MOUNT)))
     if service.spec.model.repo or service.spec.engine.name == "Ollama":
         storage.append(("cache", _cache(service), {"mountPath": _CACHE_MOUNT}))
     if service.spec.engine.name != "Sluice":
@@ -543,7 +572,7 @@ def _storage(service: InferenceService) -> list[_Volume]:
         shared = {"emptyDir": {"medium": "Memory"}}
         storage.append(("shm", shared, {"mountPath": _SHARED_MEMORY}))
     if _has_scheduler(service):
-        storage.append(("packages", {"emptyDir": {}}, _read_only(PACKAGES_DIR)))
+        storage.append(("packages", {"emptyDir": {}}, read_only(PACKAGES_DIR)))
         storage.append(("socket", {"emptyDir": {}}, {"mountPath": SOCKET_DIR}))
     return storage
 
@@ -559,18 +588,19 @@ def _has_scheduler(service: InferenceService) -> bool:
     return engine is not None and engine.loads_scheduler(service.spec.engine.args)
 
 
-def _volumes(service: InferenceService, settings: Settings) -> list[_Volume]:
+def _volumes(service: InferenceService, settings: Settings) -> list[Volume]:
     """All volumes of a pod: also a hub's certificate authorities, if they are not the public
     ones."""
     volumes = _storage(service)
     if service.spec.model.repo and settings.hub_authorities:
         name, key = settings.hub_authorities
         source = {"name": name, "items": [{"key": key, "path": _AUTHORITIES}]}
-        volumes.append(("ca", {"configMap": source}, _read_only(_AUTHORITIES_DIR)))
+        volumes.append(("ca", {"configMap": source}, read_only(_AUTHORITIES_DIR)))
     return volumes
 
 
-def _read_only(path: str) -> Manifest:
+def read_only(path: str) -> Manifest:
+    """A mount."""
     return {"mountPath": path, "readOnly": True}
 
 
@@ -617,15 +647,15 @@ def _door(service: InferenceService) -> dict[str, object]:
 def _frontend(service: InferenceService) -> dict[str, object]:
     """Files and times of a worker and of a gate."""
     spec, api = service.spec, service.spec.api
+    tuned = {"admin-token-file": f"{_ADMIN_DIR}/token", "runtime-config-dir": _RUNTIME_DIR}
     return {
         "max-body-bytes": _body_bytes(service),
         "keep-alive-timeout": None if api.keep_alive_s is None else f"{api.keep_alive_s:g}",
         "trusted-proxies": json.dumps(api.trusted_proxies) if api.trusted_proxies else None,
-        "api-key-file": f"{_KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
-        "admin-token-file": f"{_ADMIN_DIR}/token",
+        "api-key-file": f"{KEYS_DIR}/{KEYS}" if spec.api_key_secret_ref else None,
+        **(dict.fromkeys(tuned) if service.is_offline else tuned),
         "batch-dir": _BATCHES_DIR if spec.batches else None,
-        "runtime-config-dir": _RUNTIME_DIR,
-        "shutdown-delay": DELAY_SECONDS,
+        "shutdown-delay": 0 if service.is_offline else DELAY_SECONDS,
         "shutdown-timeout": f"{spec.drain.timeout_s:g}",
     }
 

@@ -24,6 +24,7 @@ from sluice_core.words import clean
 
 from ..metrics import Metrics
 from ..settings import FIELD_MANAGER
+from ..spec.batch import BATCH_KIND, BATCH_PLURAL
 from ..spec.service import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from .observed import Object, uid_of, version
 
@@ -47,14 +48,17 @@ _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 """Content type of a list that holds only the metadata of each object."""
 LIVE_PODS = "status.phase!=Failed,status.phase!=Succeeded"
 """Selects pods that have not ended; there may be thousands that have."""
+_ENDED_PODS = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
     KIND: (GROUP, VERSION, PLURAL),
+    BATCH_KIND: (GROUP, VERSION, BATCH_PLURAL),
     "ConfigMap": ("", "v1", "configmaps"),
     "Secret": ("", "v1", "secrets"),
     "Service": ("", "v1", "services"),
     "Event": ("", "v1", "events"),
     "Pod": ("", "v1", "pods"),
     "Deployment": ("apps", "v1", "deployments"),
+    "Job": ("batch", "v1", "jobs"),
     "LeaderWorkerSet": ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets"),
     "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
 }
@@ -170,6 +174,11 @@ class Cluster:
             if not num_left:
                 return
 
+    def ended_pods(self, namespace: str, label: str) -> AsyncIterator[Object]:
+        """The pods with the label that have ended."""
+        query = [("labelSelector", label), ("fieldSelector", _ENDED_PODS)]
+        return self._list(Ref("Pod", namespace), query)
+
     async def _list(self, ref: Ref, query: Sequence[tuple[str, str]]) -> AsyncIterator[Object]:
         """The objects of a kind and namespace that `query` selects, read a few at a time."""
         async for page in self._pages(ref, query, _JSON, _PAGE):
@@ -205,12 +214,12 @@ class Cluster:
         headers = {**_JSON, "Content-Type": _APPLY}
         return await self._call("PATCH", ref.kind, path, query, manifest, headers)
 
-    async def merge(self, ref: Ref, patch: Object) -> None:
-        """Write `patch` over the live object: a list replaces the list there, and None removes a
-        field. Server-side apply would leave what others have put beside ours."""
+    async def merge(self, ref: Ref, patch: Object) -> Object:
+        """Write `patch` over the live object, and return that: a list replaces the list there, and
+        None removes a field. Server-side apply would leave what others have put beside ours."""
         headers = {**_JSON, "Content-Type": _MERGE}
         query = [("fieldManager", FIELD_MANAGER)]
-        await self._call("PATCH", ref.kind, ref.path, query, patch, headers)
+        return await self._call("PATCH", ref.kind, ref.path, query, patch, headers)
 
     async def create_once(self, manifest: Object) -> None:
         """Create `manifest`, unless an object of that name is there already."""

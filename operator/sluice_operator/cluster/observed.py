@@ -47,6 +47,8 @@ restarts, or that an autoscaler adds, is there."""
 _POD_META = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
 MAX_VERSION = (1 << 63) - 1
 """Of a resourceVersion: etcd counts in 64 bits."""
+SHARD_LABEL = "batch.kubernetes.io/job-completion-index"
+"""On each pod of an Indexed Job."""
 _TEMPLATE_LABELS = ("pod-template-hash", "leaderworkerset.sigs.k8s.io/template-revision-hash")
 """The one or the other is on each pod of a Deployment or a LeaderWorkerSet."""
 
@@ -190,7 +192,10 @@ def essence_of(body: Object) -> Object:
     """A live pod without its spec and with only the metadata that is read: there may be much."""
     meta = body["metadata"]
     kept = {key: meta[key] for key in _POD_META if key in meta}
-    return {"metadata": {**kept, "labels": _template(meta)}, "status": body.get("status") or {}}
+    labels = meta.get("labels") or {}
+    shard = {SHARD_LABEL: labels[SHARD_LABEL]} if SHARD_LABEL in labels else {}
+    kept["labels"] = {**_template(meta), **shard}
+    return {"metadata": kept, "status": body.get("status") or {}}
 
 
 def failure_of(bodies: Iterable[Object], now: float) -> Trouble | None:

@@ -154,7 +154,7 @@ class Children:
 
     async def sweep(self) -> None:
         """Find deletions that the watch has missed. Raises ClusterError."""
-        for kind in ("Pod", *manifests.WATCHED):
+        for kind in manifests.SEEN:
             listed = await self._roster.listed(kind, self._key[0], time.monotonic())
             if self._swept.get(kind) is listed:
                 continue
@@ -191,6 +191,11 @@ class Children:
         if refused:
             raise refused
         return same
+
+    async def change(self, ref: Ref, patch: Object) -> None:
+        """Write some fields of a child over what is there. Raises ClusterError."""
+        self._store.keep(self._key, ref.kind, await self._cluster.merge(ref, patch))
+        _log.info("%s/%s: changed %s", *self._key, ref.kind)
 
     async def _write(self, manifest: Object) -> Object:
         """Apply it and return the live object.

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED
+from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, SEEN
 from ..cluster.child_store import ChildStore
 from ..cluster.client import Cluster
 from ..cluster.roster import Roster
 from ..metrics import Metrics
 from ..pods.scrape import MAX_OPEN
 from ..settings import Settings
+from ..spec.batch import BATCH_KIND
 from ..spec.service import KIND
 from ..status.write_limiter import WriteTurns
 from .children import SWEEP_RESYNCS
@@ -33,7 +34,7 @@ class Dependencies:
 
     def __post_init__(self) -> None:
         ours = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
-        labels = {KIND: "", **dict.fromkeys(("Pod", *WATCHED), ours)}
+        labels = {KIND: "", BATCH_KIND: "", **dict.fromkeys(SEEN, ours)}
         every_s = SWEEP_RESYNCS * self.settings.resync_s
         is_one = not self.settings.namespaces
         roster = Roster(self.cluster, labels, every_s, is_one=is_one)

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,20 +16,23 @@ from typing import Any
 import kopf
 from sluice_core.words import in_url
 
-from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, WATCHED, owner_of
+from ..children.manifests import MANAGED_BY, MANAGED_BY_LABEL, SEEN, batch_key, owner_of
 from ..cluster.child_store import ChildStore, Key
 from ..cluster.client import LIVE_PODS, RESOURCES, Cluster, ClusterError
 from ..cluster.observed import Object
 from ..metrics import Metrics, MetricsServer
 from ..pods.scrape import create_client
 from ..settings import Settings
+from ..spec.batch import BATCH_PLURAL
 from ..spec.service import GROUP, PLURAL, VERSION
+from .batch import BatchKind
 from .dependencies import Dependencies
-from .reconcile import Reconciler
+from .reconcile import Make, Reconciler
+from .service import ServiceKind
 
 _log = logging.getLogger(__name__)
 
-CHILDREN = {kind: RESOURCES[kind] for kind in ("Pod", *WATCHED)}
+CHILDREN = {kind: RESOURCES[kind] for kind in SEEN}
 """Kinds that are watched, only with our label; the other children are read by name."""
 _OF_A_LIST = 10
 """Objects in one page of a list of kopf's: each may be some MiB, and it lists all kinds at once."""
@@ -48,12 +52,14 @@ class Operator:
     reconcilers: dict[Key, Reconciler] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
-    def see(self, dependencies: Dependencies, key: Key, body: Object) -> None:
-        """Take in an object that the watch shows."""
+    def see(
+        self, dependencies: Dependencies, key: Key, body: Object, make: Make = ServiceKind
+    ) -> None:
+        """Take in an object that the watch shows. `make`: of which kind."""
         task = self.tasks.get(key)
         if task is None or task.done():
             self.store.open(key)
-            self.reconcilers[key] = Reconciler(dependencies, *key)
+            self.reconcilers[key] = Reconciler(dependencies, *key, make)
             task = asyncio.create_task(self.reconcilers[key].run(), name="/".join(key))
             task.add_done_callback(partial(self._ended, key))
             self.tasks[key] = task
@@ -105,7 +111,8 @@ def create_registry(operator: Operator) -> kopf.OperatorRegistry:
     _register_lifecycle(registry, operator)
     for kind, resource in CHILDREN.items():
         _register_child(registry, operator, kind, resource)
-    _register_objects(registry, operator)
+    _register_objects(registry, operator, PLURAL, ServiceKind, str)
+    _register_objects(registry, operator, BATCH_PLURAL, BatchKind, batch_key)
     return registry
 
 
@@ -166,19 +173,25 @@ def _register_child(
         operator.see_child(kind, dict(body), is_gone=type == "DELETED")
 
 
-def _register_objects(registry: kopf.OperatorRegistry, operator: Operator) -> None:
-    @kopf.on.event(GROUP, VERSION, PLURAL, id="object-changed", registry=registry)
+def _register_objects(
+    registry: kopf.OperatorRegistry,
+    operator: Operator,
+    plural: str,
+    make: Make,
+    key_of: Callable[[str], str],
+) -> None:
+    @kopf.on.event(GROUP, VERSION, plural, id=f"{plural}-changed", registry=registry)
     async def changed(
         body: kopf.Body, type: str, namespace: str | None, name: str, **_: Any
     ) -> None:
         assert (
             operator.dependencies is not None
         )  # kopf watches only once its start-up handlers are done
-        key = (namespace or "", name)
+        key = (namespace or "", key_of(name))
         if type == "DELETED":
             await operator.forget(key, str(body.metadata["uid"]))
         else:
-            operator.see(operator.dependencies, key, dict(body))
+            operator.see(operator.dependencies, key, dict(body), make)
 
 
 class _NoDifferences(kopf.DiffBaseStorage):

@@ -3,7 +3,9 @@
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+from ..cluster.client import Ref
 from ..cluster.observed import Object
+from ..reasons import Reason
 from ..status.events import Notice
 from .children import Children
 
@@ -35,7 +37,16 @@ class Planned(Protocol):
 
 
 class Kind(Protocol[ParsedT, SeenT, PlanT]):
-    """One object of one kind. A reconciler calls these in this order, in each pass."""
+    """One object of one kind. A reconciler calls these in this order, in each pass.
+
+    `name`: the kind's.
+    """
+
+    name: str
+
+    @property
+    def owned(self) -> Ref:
+        """The child that says whose the object is."""
 
     @property
     def children(self) -> Children:
@@ -58,6 +69,11 @@ class Kind(Protocol[ParsedT, SeenT, PlanT]):
 
     async def execute(self, planned: PlanT, tell: Tell) -> None:
         """Raises ClusterError."""
+
+    def fail(
+        self, status: dict[str, Any], previous: Object, reason: Reason, message: str, now: float
+    ) -> dict[str, Any]:
+        """`status` of a pass that could not read or write."""
 
     def stop(self) -> None:
         """End what runs beside the passes."""

@@ -14,12 +14,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..children import runtime
-from ..cluster.client import ClusterError, Ref
+from ..cluster.client import ClusterError
 from ..cluster.observed import Object, version
 from ..reasons import Reason
-from ..spec.service import KIND, QUEUE_LABEL, SpecError, queue_of
-from ..status import compose, events
+from ..spec.service import SpecError, kueue_of
+from ..status import events
 from ..status.events import Notice
 from ..status.writer import StatusWriter
 from . import ownership
@@ -35,6 +34,8 @@ _MAX_DOUBLINGS = 10
 """Doublings of a back-off: more than either takes, and far from the largest float."""
 _SERVING_BACKOFF_S = 10.0
 """Longest back-off in seconds while pods serve: else they are read every two seconds."""
+Make = Callable[[Dependencies, str, str], Kind[Any, Any, Any]]
+"""Makes the kind of an object, given its key: namespace, and name among all objects of ours."""
 _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 
 
@@ -46,7 +47,7 @@ class Reconciler:
         dependencies: Dependencies,
         namespace: str,
         name: str,
-        make: Callable[[Dependencies, str, str], Kind[Any, Any, Any]] = ServiceKind,
+        make: Make = ServiceKind,
     ) -> None:
         self._dependencies, self._namespace, self._name = dependencies, namespace, name
         self._key, self._make = (namespace, name), make
@@ -75,7 +76,7 @@ class Reconciler:
     def _forget(self) -> None:
         dependencies = self._dependencies
         self._kind = self._make(dependencies, *self._key)
-        self._status = StatusWriter(dependencies.cluster, dependencies.turns)
+        self._status = StatusWriter(dependencies.cluster, dependencies.turns, self._kind.name)
         self._told: dict[str, str] = {}  # by reason, the key of the last event
 
     def wake(self) -> None:
@@ -166,7 +167,7 @@ class Reconciler:
     async def _is_to_care(self, now: float) -> bool:
         """True if the object is this installation's; otherwise an event reports that it is not."""
         meta, me = self._body["metadata"], self._dependencies.settings.instance
-        ref = Ref("ConfigMap", self._namespace, runtime.runtime_name(self._name))
+        ref = self._kind.owned
         owner = ownership.owner_of(meta["uid"], await self._kind.children.find(ref))
         if owner in ("", me):
             return True
@@ -177,7 +178,9 @@ class Reconciler:
     async def _is_there(self) -> bool:
         """True unless the object itself is found to be gone; checked as often as its children."""
         await self._kind.children.sweep()
-        there = await self._dependencies.roster.listed(KIND, self._namespace, time.monotonic())
+        there = await self._dependencies.roster.listed(
+            self._kind.name, self._namespace, time.monotonic()
+        )
         return not there.lacks(self._body)
 
     async def _tell_invalid(
@@ -185,7 +188,7 @@ class Reconciler:
     ) -> float:
         """Report in the status `known` what the object's writer must mend; seconds until the next
         pass, which an edit brings at once."""
-        wanted = compose.fail(known, previous, Reason.INVALID_SPEC, why, now)
+        wanted = self._kind.fail(known, previous, Reason.INVALID_SPEC, why, now)
         await self._tell(self._body["metadata"], events.transitions(previous, wanted), now)
         await self._write_status(wanted)
         return _SERVING_BACKOFF_S if self._serves else self._dependencies.settings.resync_s
@@ -197,7 +200,7 @@ class Reconciler:
         if 400 <= refused.status <= 500 and refused.status not in (409, 429):  # 500: webhook down
             is_missing = refused.reason == Reason.NO_GROUPS
             why = Reason.NO_GROUPS if is_missing else Reason.APPLY_FAILED
-            failed = compose.fail(known, previous, why, str(refused), now)
+            failed = self._kind.fail(known, previous, why, str(refused), now)
             await self._tell(self._body["metadata"], events.transitions(previous, failed), now)
             await self._write_status(failed)
 
@@ -208,7 +211,9 @@ class Reconciler:
             self._told[notice.reason] = notice.key
             _log.info("%s/%s: %s: %s", self._namespace, self._name, notice.reason, notice.message)
             try:
-                await self._dependencies.cluster.create_once(events.manifest(meta, notice, now))
+                await self._dependencies.cluster.create_once(
+                    events.manifest(meta, notice, now, self._kind.name)
+                )
             except ClusterError as e:  # a missing event is no reason to stop serving
                 _log.warning("%s/%s: no event: %s", self._namespace, self._name, e)
 
@@ -222,10 +227,10 @@ class Reconciler:
 def _own_metadata(body: Object) -> Object:
     """The metadata without fields that may be large and are not read."""
     kept = {key: value for key, value in body["metadata"].items() if key not in _NOT_READ}
-    return {**kept, "labels": {QUEUE_LABEL: queue}} if (queue := queue_of(body)) else kept
+    return {**kept, "labels": labels} if (labels := kueue_of(body)) else kept
 
 
 def _asked(body: Object) -> tuple[Any, ...]:
     """The parts of an object that a person writes, without the bookkeeping of other writes."""
     meta = body.get("metadata", {})
-    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), queue_of(body)
+    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), kueue_of(body)

@@ -12,6 +12,7 @@ from ..children.api_keys import ApiKeys
 from ..children.drift import manifest_hash
 from ..children.manifests import is_ours
 from ..children.runtime import DecidedRuntime
+from ..cluster.client import Ref
 from ..cluster.failures import FailedPods
 from ..cluster.observed import Object, Pod, pod_of, with_followers
 from ..model.fit import judge
@@ -21,7 +22,8 @@ from ..plan.observed import Observed
 from ..plan.plan import Plan, plan
 from ..plan.rival import Rivalry
 from ..pods.scrape import Scrape, ScrapeError, Scraper, ScrapeTarget
-from ..spec.service import InferenceService, parse
+from ..spec.service import KIND, InferenceService, parse
+from ..status import compose
 from ..tuner.replicas import wanting_none
 from .children import Children
 from .dependencies import Dependencies
@@ -45,6 +47,9 @@ class _Memory:
 class ServiceKind:
     """One InferenceService (`kind.Kind`)."""
 
+    name = KIND
+    fail = staticmethod(compose.fail)
+
     def __init__(self, dependencies: Dependencies, namespace: str, name: str) -> None:
         self._dependencies, self._key, self._memory = dependencies, (namespace, name), _Memory()
         cluster, every_s = dependencies.cluster, dependencies.settings.resync_s
@@ -54,6 +59,7 @@ class ServiceKind:
         self._scraper = Scraper(dependencies.client, dependencies.metrics, dependencies.exchanges)
         self._failures = FailedPods(cluster, namespace, self.children.pods_label, every_s)
         self._keys = ApiKeys(cluster)
+        self.owned = Ref("ConfigMap", namespace, runtime.runtime_name(name))
 
     def stop(self) -> None:
         """End the reading of the model."""

@@ -12,7 +12,7 @@ from ..children.runtime import DecidedRuntime
 from ..cluster.observed import Object, Pod, Rollout, rollout_of
 from ..reasons import Reason
 from ..settings import Settings
-from ..spec.service import InferenceService
+from ..spec.service import KIND, InferenceService
 from ..status import compose, events
 from ..status.events import Notice
 from .children import (
@@ -66,8 +66,9 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, now:
     report = _report(service, observed, tuned, ceiling, rollout, is_withheld=withheld)
     new_status = compose.build(report, observed.previous, now)
     taken = taken_names(service, wanted, observed)
+    owner = manifests.owner_reference(KIND, service.name, service.uid)
     names = ", ".join(f"{kind} {live['metadata']['name']}" for kind, live in taken.items())
-    if taken and all(manifests.is_of_former(service, live) for live in taken.values()):
+    if taken and all(manifests.is_of_former(owner, live) for live in taken.values()):
         waiting = compose.wait_for_deletion(new_status, observed.previous, names, now)
         return Plan((), (), (), {}, (), waiting, observed.runtime, _FORMER_S)
     if taken:

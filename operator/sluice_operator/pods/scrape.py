@@ -15,6 +15,7 @@ import httpx
 import msgspec
 from sluice_core.contract import (
     TICK_RING,
+    BatchReport,
     Evidence,
     RuntimeConfig,
     RuntimePatch,
@@ -172,6 +173,11 @@ class Scraper:
         self._held[target.uid] = replace(held, config=config)
         return config
 
+    async def report(self, target: ScrapeTarget) -> BatchReport:
+        """How far a run of `sluice batch` is. Raises ScrapeError."""
+        answer = await self._ask(target, "", _Call("/", MAX_CONFIG_BYTES))
+        return _decoded(answer, BatchReport)
+
     async def _scrape_one(self, target: ScrapeTarget, token: str, now: float) -> None:
         held = self._held[target.uid]
         try:
@@ -199,7 +205,9 @@ class Scraper:
 
     async def _send(self, target: ScrapeTarget, token: str, call: "_Call") -> bytes:
         # identity: a compressed answer could be small on the wire and huge in memory.
-        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        headers = {"Accept-Encoding": "identity"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         if call.body is not None:
             headers["Content-Type"] = "application/json"
         given: dict[str, Any] = {"headers": headers, "content": call.body}

@@ -101,7 +101,7 @@ ENGINE_RULES: Final = {
 }  # fmt: skip
 _THREE_WAITS = " + ".join(["duration(self.batching.static.wait)"] * 3)
 """A worker with work that makes no step is not ready after half of its liveness timeout."""
-SPEC_RULES: Final = {
+MODEL_RULES: Final = {
     f"!({_is('Sluice')}) || self.hardware.accelerator == 'cpu' || !has(self.engine.args) || "
     "!self.engine.args.exists(a, a.startsWith('--quantization='))":
         "engine.args: --quantization=w8a8 is for accelerator cpu only",
@@ -113,8 +113,6 @@ SPEC_RULES: Final = {
     f"!({_is('Sluice')}) || (self.hardware.accelerator != 'other' && "
     "(!has(self.hardware.gpus) || self.hardware.gpus <= 1))":
         "hardware: Sluice's own engine runs on CPUs or one NVIDIA GPU; name another engine",
-    "(self.hardware.nodes > 1) == (oldSelf.hardware.nodes > 1)":
-        "hardware.nodes: an object on one node cannot become one on many, or back; make another",
     f"self.hardware.nodes == 1 || {_is('VLLM', 'SGLang', 'Custom')}":
         "hardware.nodes: only VLLM, SGLang and Custom serve from more than one node",
     f"!({_is('LlamaCpp', 'Ollama')}) || !has(self.model.revision)":
@@ -132,6 +130,12 @@ SPEC_RULES: Final = {
         "into a volume and use pvc://CLAIM/PATH",
     f"!({_is('Custom')}) || !has(self.model.maxModelLen)":
         "model.maxModelLen: give it in the args of Custom",
+}  # fmt: skip
+"""Of model, engine and hardware, wherever they stand together."""
+SPEC_RULES: Final = {
+    **MODEL_RULES,
+    "(self.hardware.nodes > 1) == (oldSelf.hardware.nodes > 1)":
+        "hardware.nodes: an object on one node cannot become one on many, or back; make another",
     f"!({_is('Ollama', 'Custom')}) || type(self.batching.maxNumBatchedTokens) != int":
         "batching.maxNumBatchedTokens: Ollama and Custom have no such setting here",
     f"!({_is('LlamaCpp', 'Ollama', 'Custom')}) || double(self.batching.memoryUtilization) == 0.9":

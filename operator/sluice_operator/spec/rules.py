@@ -4,9 +4,13 @@ Each is a rule with a sentence, not a bare `pattern`: the API server would print
 The rules of amounts and durations stand beside their bounds in `kinds`.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
-from .engine_rules import ENGINE_RULES, SPEC_RULES
+from msgspec import structs
+
+from .batch import BatchSpec
+from .engine_rules import ENGINE_RULES, MODEL_RULES, SPEC_RULES
 from .kinds import Schema, matches
 
 MAX_NAME_LENGTH = 40
@@ -149,9 +153,61 @@ RULES: Final[dict[str, dict[str, str]]] = {
 """By path, each rule and what the API server says where it does not hold. `[]`: each item."""
 
 
-def add_rules(root: Schema) -> Schema:
-    """Write the rules into the schema of the whole object, and give it back."""
-    for path, rules in RULES.items():
+_CHANGEABLE = ("suspend", "parallelism")
+_IS_PATH = {
+    matches("[A-Za-z0-9_][A-Za-z0-9._/-]*"):
+        "must be letters, digits and . _ / -, without a / in front",
+    "!self.contains('..')": "must not contain '..'",
+}  # fmt: skip
+
+
+def _is_kept() -> str:
+    """CEL, at `spec`: no field differs, but for those that may."""
+    kept = []
+    for name, is_required in ((f.encode_name, f.required) for f in structs.fields(BatchSpec)):
+        if name in _CHANGEABLE:
+            continue
+        is_same, has = f"self.{name} == oldSelf.{name}", f"has(self.{name})"
+        both = f"{has} == has(oldSelf.{name}) && (!{has} || {is_same})"
+        kept.append(is_same if is_required else f"({both})")
+    return " && ".join(kept)
+
+
+BATCH_RULES: Final[dict[str, dict[str, str]]] = {
+    "": RULES[""],
+    "spec": {
+        "has(self.serviceRef) != has(self.model)":
+            "exactly one of serviceRef and model must be given",
+        "has(self.model) == has(self.engine) && has(self.model) == has(self.hardware)":
+            "model, engine and hardware go together; engine: {name: Sluice} is Sluice's own",
+        **{f"!has(self.model) || !has(self.engine) || !has(self.hardware) || ({rule})": says
+           for rule, says in MODEL_RULES.items()},
+        "!has(self.hardware) || self.hardware.nodes == 1":
+            "hardware.nodes: a batch's own engine runs on one node; serviceRef may name many",
+        "self.parallelism <= self.shards": "parallelism must not be over shards",
+        _is_kept(): "spec cannot be changed, but for suspend and parallelism; make another object",
+    },
+    "spec.input": {
+        "has(self.claimName) != has(self.configMap)":
+            "exactly one of claimName and configMap must be given",
+        "has(self.claimName) == has(self.path)": "path goes with claimName",
+    },
+    "spec.input.claimName": _IS_NAME,
+    "spec.input.path": _IS_PATH,
+    "spec.input.configMap.name": _IS_NAME,
+    "spec.input.configMap.key": _KEY,
+    "spec.output.claimName": _IS_NAME,
+    "spec.output.path": _IS_PATH,
+    "spec.serviceRef.name": _IS_NAME,
+    **{path: rules for path, rules in RULES.items()
+       if path.startswith(("spec.model", "spec.engine", "spec.hardware"))},
+}  # fmt: skip
+"""Those of an InferenceBatch."""
+
+
+def add_rules(root: Schema, of_paths: Mapping[str, Mapping[str, str]] = RULES) -> Schema:
+    """Write rules into the schema of the whole object, and give it back."""
+    for path, rules in of_paths.items():
         schema = root
         for part in path.split(".") if path else ():
             schema = schema["properties"][part.removesuffix("[]")]

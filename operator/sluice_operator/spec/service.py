@@ -6,9 +6,9 @@ quantities end in `_bytes` or `_millis` and are ints, `Auto` is None.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta, convert, field, structs, to_builtins
+from msgspec import Meta, Struct, convert, field, structs, to_builtins
 from sluice_core.contract import Overload, SchedulingPolicy
 from sluice_core.words import clean
 
@@ -29,6 +29,7 @@ from .kinds import (
 )
 from .schema import wire_form
 
+S = TypeVar("S", bound=Struct)
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -419,8 +420,8 @@ class PodTemplate(SpecObject, frozen=True, omit_defaults=True):
     spec: Annotated[dict[str, Any], Meta(extra={"schema": _ANYTHING})] | None = None
 
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Kueue's queue of the pods: the object's label reaches what makes them."""
+QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+"""Kueue's queue of the pods, and their class in it: the object's labels reach what makes them."""
 
 
 class Spec(SpecObject, frozen=True, kw_only=True):
@@ -475,7 +476,7 @@ class InferenceService:
 
     `queue`: Kueue's, by the object's label, "" for none. `unknown`: paths of the fields that were
     left out, for this CRD has none of that name. A newer one has them during an upgrade, or when
-    the operator is rolled back.
+    the operator is rolled back. `is_offline`: the engine of a batch, which nobody tunes.
     """
 
     name: str
@@ -485,25 +486,34 @@ class InferenceService:
     spec: Spec
     queue: str = ""
     unknown: tuple[str, ...] = ()
+    is_offline: bool = False
 
 
-def queue_of(body: Mapping[str, Any]) -> str:
-    """Kueue's queue by the object's label, "" for none."""
-    return str(((body.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL, ""))
+def kueue_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """Kueue's labels of the object."""
+    labels = (body.get("metadata") or {}).get("labels") or {}
+    return {key: str(labels[key]) for key in (QUEUE_LABEL, PRIORITY_LABEL) if key in labels}
 
 
-def parse(body: Mapping[str, Any]) -> InferenceService:
-    """Read an object as the API server gives it; raises SpecError with the first problem.
+def read_spec(body: Mapping[str, Any], kind: type[S]) -> tuple[S, tuple[str, ...]]:
+    """The spec of an object as the API server gives it, and the paths of the fields that `kind` has
+    not; raises SpecError with the first problem.
 
     The API server has checked the rules of the CRD. They are not checked again.
     """
-    metadata = body.get("metadata") or {}
     unknown: list[str] = []
     try:
-        spec = convert(wire_form(Spec, body.get("spec", {}), "", unknown), Spec)
+        spec = convert(wire_form(kind, body.get("spec", {}), "", unknown), kind)
     except ValueError as e:
         what, _, where = str(e).partition(" - at `$")
         raise SpecError(f"spec{where.rstrip('`')}: {what}") from e
+    return spec, tuple(f"spec{path}" for path in unknown)
+
+
+def parse(body: Mapping[str, Any]) -> InferenceService:
+    """Read an object; raises SpecError."""
+    metadata = body.get("metadata") or {}
+    spec, unknown = read_spec(body, Spec)
     name = str(metadata.get("name", ""))
     model = structs.replace(spec.model, name=spec.model.name or name)
     return InferenceService(
@@ -511,7 +521,7 @@ def parse(body: Mapping[str, Any]) -> InferenceService:
         namespace=str(metadata.get("namespace", "default")),
         uid=str(metadata.get("uid", "")),
         generation=int(metadata.get("generation", 0)),
-        queue=queue_of(body),
+        queue=kueue_of(body).get(QUEUE_LABEL, ""),
         spec=structs.replace(spec, model=model),
-        unknown=tuple(f"spec{path}" for path in unknown),
+        unknown=unknown,
     )

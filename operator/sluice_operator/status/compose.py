@@ -98,7 +98,7 @@ def build(report: Report, previous: Object, now: float) -> dict[str, Any]:
         "readyReplicas": rollout.ready,
         "selector": ",".join(f"{key}={value}" for key, value in selector(service).items()),
         **{name: part for name, part in parts.items() if part},
-        "conditions": _stamped(_conditions(report, now), previous, service.generation, now),
+        "conditions": stamped(_conditions(report, now), previous, service.generation, now),
     }
     cleaned: dict[str, Any] = clean_all(status)
     return cleaned
@@ -109,7 +109,7 @@ def fail(
 ) -> dict[str, Any]:
     """`status` of a pass that could not read or write: an invalid spec, a quota, a policy, a
     missing right, a taken name."""
-    conditions = _kept(status)
+    conditions = kept_conditions(status)
     ready = conditions.get("Ready")
     if ready is None or ready.reason == Reason.STARTING:  # pods that cannot be made do not start
         conditions["Ready"] = Condition(False, reason, message)
@@ -123,7 +123,7 @@ def wait_for_deletion(
 ) -> dict[str, Any]:
     """`status` while children, `names`, of a deleted object of this name still exist."""
     reason, message = Reason.AWAITING_DELETION, f"{names}: of a deleted object of this name"
-    conditions = _kept(status)
+    conditions = kept_conditions(status)
     conditions["Ready"] = Condition(False, reason, message)
     conditions["Reconciling"] = Condition(True, reason, message)
     conditions["Stalled"] = Condition(False, Reason.NOT_STALLED, "")
@@ -134,10 +134,10 @@ def _with(
     status: dict[str, Any], conditions: Mapping[str, Condition], previous: Object, now: float
 ) -> dict[str, Any]:
     generation = status["observedGeneration"]
-    return {**status, "conditions": _stamped(conditions, previous, generation, now)}
+    return {**status, "conditions": stamped(conditions, previous, generation, now)}
 
 
-def _kept(previous: Object) -> dict[str, Condition]:
+def kept_conditions(previous: Object) -> dict[str, Condition]:
     answers = {"True": True, "False": False}
     return {
         entry["type"]: Condition(
@@ -149,7 +149,7 @@ def _kept(previous: Object) -> dict[str, Condition]:
     }
 
 
-def _stamped(
+def stamped(
     conditions: Mapping[str, Condition], previous: Object, generation: int, now: float
 ) -> list[dict[str, Any]]:
     """In the API's form; a transition is a change of the status, not of the message."""

@@ -1,14 +1,21 @@
-"""The CustomResourceDefinition from `spec`; `python -m sluice_operator.status.crd` prints it."""
+"""The CustomResourceDefinitions from `spec`: `python -m sluice_operator.status.crd DIR...` writes
+them into folders."""
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import Struct
 
+from ..spec.batch import BATCH_KIND, BATCH_PLURAL, BatchSpec
 from ..spec.kinds import Schema
-from ..spec.rules import add_rules
+from ..spec.rules import BATCH_RULES, RULES, add_rules
 from ..spec.schema import object_schema
 from ..spec.service import GROUP, KIND, PLURAL, VERSION, Spec
+from .batch_schema import BATCH_STATUS
 from .schema import STATUS
 
 HEADER = "# Made by `python -m sluice_operator.status.crd` from spec; do not edit.\n"
@@ -20,60 +27,106 @@ def _condition(kind: str, part: str) -> str:
     return f'.status.conditions[?(@.type=="{kind}")].{part}'
 
 
-COLUMNS: tuple[tuple[str, str, str, int], ...] = (
-    ("Ready", "string", _condition("Ready", "status"), 0),
-    ("Replicas", "integer", ".status.readyReplicas", 0),
-    ("Model", "string", ".spec.model.uri", 0),
-    ("Engine", "string", ".spec.engine.name", 0),
-    ("Cap", "integer", ".status.batching.cap", 0),
-    ("TTFT", "string", ".status.slo.timeToFirstToken.measured", 0),
-    ("ITL", "string", ".status.slo.interTokenLatency.measured", 0),
-    ("SLO", "string", _condition("SLOMet", "status"), 0),
-    ("Age", "date", ".metadata.creationTimestamp", 0),
-    ("URL", "string", ".status.url", 1),
-    ("Limited-By", "string", ".status.batching.limitedBy", 1),
-    ("Reason", "string", _condition("Ready", "reason"), 1),
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A resource. `columns`: (name, type, path, priority); priority 1 shows with `-o wide`."""
+
+    kind: str
+    plural: str
+    short: str
+    about: str
+    spec: type[Struct]
+    status: Schema
+    rules: Mapping[str, Mapping[str, str]]
+    columns: tuple[tuple[str, str, str, int], ...]
+    subresources: Mapping[str, Any] = field(default_factory=lambda: {"status": {}})
+
+
+SERVICES = Definition(
+    KIND,
+    PLURAL,
+    "infs",
+    "A model that is served within the latency that was asked for.",
+    Spec,
+    STATUS,
+    RULES,
+    columns=(
+        ("Ready", "string", _condition("Ready", "status"), 0),
+        ("Replicas", "integer", ".status.readyReplicas", 0),
+        ("Model", "string", ".spec.model.uri", 0),
+        ("Engine", "string", ".spec.engine.name", 0),
+        ("Cap", "integer", ".status.batching.cap", 0),
+        ("TTFT", "string", ".status.slo.timeToFirstToken.measured", 0),
+        ("ITL", "string", ".status.slo.interTokenLatency.measured", 0),
+        ("SLO", "string", _condition("SLOMet", "status"), 0),
+        ("Age", "date", ".metadata.creationTimestamp", 0),
+        ("URL", "string", ".status.url", 1),
+        ("Limited-By", "string", ".status.batching.limitedBy", 1),
+        ("Reason", "string", _condition("Ready", "reason"), 1),
+    ),
+    subresources={
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    },
 )
-"""(name, type, path, priority); priority 1 shows with `-o wide`."""
+BATCHES = Definition(
+    BATCH_KIND,
+    BATCH_PLURAL,
+    "infbatch",
+    "Many requests, answered once, without an eye on their latency.",
+    BatchSpec,
+    BATCH_STATUS,
+    BATCH_RULES,
+    columns=(
+        ("State", "string", ".status.state", 0),
+        ("Completed", "integer", ".status.counts.completed", 0),
+        ("Failed", "integer", ".status.counts.failed", 0),
+        ("Total", "integer", ".status.counts.total", 0),
+        ("Rate", "string", ".status.rate", 0),
+        ("Left", "integer", ".status.timeLeft", 0),
+        ("Age", "date", ".metadata.creationTimestamp", 0),
+        ("Service", "string", ".spec.serviceRef.name", 1),
+        ("Model", "string", ".spec.model.uri", 1),
+        ("Shards-Done", "integer", ".status.shards.done", 1),
+        ("Reason", "string", _condition("Succeeded", "reason"), 1),
+    ),
+)
 
 
-def crd() -> dict[str, Any]:
+def crd(of: Definition = SERVICES) -> dict[str, Any]:
     """The whole manifest."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}", "annotations": dict(KEEP)},
+        "metadata": {"name": f"{of.plural}.{GROUP}", "annotations": dict(KEEP)},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["infs"],
+                "kind": of.kind,
+                "listKind": f"{of.kind}List",
+                "plural": of.plural,
+                "singular": of.kind.lower(),
+                "shortNames": [of.short],
                 "categories": ["all"],
             },
-            "versions": [_version()],
+            "versions": [_version(of)],
         },
     }
 
 
-def _version() -> dict[str, Any]:
+def _version(of: Definition) -> dict[str, Any]:
     return {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
-        "additionalPrinterColumns": [_column(*column) for column in COLUMNS],
-        "schema": {"openAPIV3Schema": _root()},
+        "subresources": dict(of.subresources),
+        "additionalPrinterColumns": [_column(*column) for column in of.columns],
+        "schema": {"openAPIV3Schema": _root(of)},
     }
 
 
@@ -82,20 +135,20 @@ def _column(name: str, kind: str, path: str, priority: int) -> dict[str, Any]:
     return {**column, "priority": priority} if priority else column
 
 
-def _root() -> Schema:
+def _root(of: Definition) -> Schema:
     root = {
-        "description": "A model that is served within the latency that was asked for.",
+        "description": of.about,
         "type": "object",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": {"description": "The wanted state.", **object_schema(Spec)},
-            "status": STATUS,
+            "spec": {"description": "The wanted state.", **object_schema(of.spec)},
+            "status": of.status,
         },
     }
-    return add_rules(root)
+    return add_rules(root, of.rules)
 
 
 class _Plain(yaml.SafeDumper):
@@ -105,10 +158,13 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def render() -> str:
-    """The manifest as YAML, byte for byte what crds/inferenceservices.yaml holds."""
-    return HEADER + yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=100)
+def render(of: Definition = SERVICES) -> str:
+    """The manifest as YAML, byte for byte what crds/PLURAL.yaml holds."""
+    return HEADER + yaml.dump(crd(of), Dumper=_Plain, sort_keys=False, width=100)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    for definition in (SERVICES, BATCHES):
+        text = render(definition)
+        for folder in map(Path, sys.argv[1:]):
+            (folder / f"{definition.plural}.yaml").write_text(text)

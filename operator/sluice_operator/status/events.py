@@ -35,6 +35,8 @@ class Notice:
 
 _GOOD = {
     "ModelFits": "True",
+    "Accepted": "True",
+    "Succeeded": "True",
     "RequestsSucceed": "True",
     "Ready": "True",
     "Stalled": "False",
@@ -95,8 +97,8 @@ def transitions(
             told |= {new["reason"]}
             key = f"{kind}/{new['status']}/{new['reason']}/{_when(new)}"
             yield Notice(bad, new["reason"], _text(new), key)
-    new, old = after["Reconciling"], before.get("Reconciling", {})
-    if new["reason"] in _WAITS - told and new["reason"] != old.get("reason"):
+    new, old = after.get("Reconciling", {}), before.get("Reconciling", {})
+    if new.get("reason") in _WAITS - told and new["reason"] != old.get("reason"):
         key = f"Reconciling/{new['reason']}/{new['lastTransitionTime']}"
         yield Notice(True, new["reason"], _text(new), key)
 
@@ -143,8 +145,8 @@ def _text(entry: Object) -> str:
     return f"{entry['type']}={entry['status']}: {entry['message']}".removesuffix(": ")
 
 
-def manifest(meta: Object, notice: Notice, now: float) -> dict[str, Any]:
-    """`notice` on the object with metadata `meta`, under a name that its key decides."""
+def manifest(meta: Object, notice: Notice, now: float, kind: str = KIND) -> dict[str, Any]:
+    """`notice` on the object of a kind with metadata `meta`, under a name that its key decides."""
     name = f"{meta['name']}.{digest([meta['uid'], notice.reason, notice.key])}"
     return {
         "apiVersion": "v1",
@@ -152,7 +154,7 @@ def manifest(meta: Object, notice: Notice, now: float) -> dict[str, Any]:
         "metadata": {"name": name, "namespace": meta["namespace"]},
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": kind,
             "name": meta["name"],
             "namespace": meta["namespace"],
             "uid": meta["uid"],

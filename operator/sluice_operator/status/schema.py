@@ -64,7 +64,7 @@ def _target(name: str) -> Schema:
 
 
 _DECISION: Schema = {"time": TIME, "reason": TEXT, "from": COUNT, "to": COUNT}
-_CONDITION = group(
+CONDITION = group(
     "As everywhere in Kubernetes.",
     type={"type": "string", "maxLength": 64},
     status={"type": "string", "enum": ["True", "False", "Unknown"]},
@@ -203,7 +203,7 @@ STATUS = group(
         "maxItems": 16,
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
-        "items": {**_CONDITION, "required": ["type", "status"]},
+        "items": {**CONDITION, "required": ["type", "status"]},
     },
 )
 """The structural schema of `status`."""

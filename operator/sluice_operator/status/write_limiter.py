@@ -34,13 +34,17 @@ MEASURED: Mapping[str, Any] = {
     "load": None,
 }
 """Fields of `status` that move with traffic alone; None: all of it. All others are acted on."""
+MEASURED_OF_BATCH: Mapping[str, Any] = {
+    **dict.fromkeys(("counts", "rate", "timeLeft")),
+    "shards": {"results": None},
+}
 _MEASURED_MESSAGES = frozenset({"SLOMet", "SLOFeasible", "MetricsAvailable", "RequestsSucceed"})
 """Conditions whose words hold measured numbers; their status and reason are acted on."""
 
 
 def acted_on(status: Object) -> dict[str, Any]:
     """The part of `status` that people and machines act on: all but the measurements."""
-    kept = _without(status, MEASURED)
+    kept = _without(status, {**MEASURED, **MEASURED_OF_BATCH})
     kept["conditions"] = [
         {k: v for k, v in c.items() if k != "message" or c["type"] not in _MEASURED_MESSAGES}
         for c in status.get("conditions") or ()

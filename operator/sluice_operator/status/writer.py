@@ -13,12 +13,12 @@ from .write_limiter import WritePace, WriteTurns
 class StatusWriter:
     """The writer of one object's status.
 
-    `unwritten`: the status that the API server refused last; empty after one is written. Its events
-    are not sent again.
+    `kind`: of the object. `unwritten`: the status that the API server refused last; empty after one
+    is written. Its events are not sent again.
     """
 
-    def __init__(self, cluster: Cluster, turns: WriteTurns) -> None:
-        self._cluster, self._pace = cluster, WritePace(turns)
+    def __init__(self, cluster: Cluster, turns: WriteTurns, kind: str = KIND) -> None:
+        self._cluster, self._pace, self._kind = cluster, WritePace(turns), kind
         self._accepted = ""
         self.unwritten: Object = {}
 
@@ -36,7 +36,12 @@ class StatusWriter:
             return body, wait_s
         self.unwritten = wanted
         meta = {key: body["metadata"][key] for key in ("name", "namespace")}
-        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": wanted}
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": self._kind,
+            "metadata": meta,
+            "status": wanted,
+        }
         written = await self._cluster.apply(manifest, "status")
         self.unwritten = {}
         self._accepted = digest([wanted, written.get("status") or {}])

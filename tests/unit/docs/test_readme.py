@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 from sluice_operator.spec.service import parse
-from sluice_operator.status.crd import COLUMNS
+from sluice_operator.status.crd import SERVICES
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 
@@ -19,5 +19,5 @@ def test_the_object_is_one_that_the_operator_reads() -> None:
 
 def test_the_columns_are_those_of_the_definition() -> None:
     [header] = re.findall(r"^NAME .*$", README, re.MULTILINE)
-    shown = [name.upper() for name, _, _, priority in COLUMNS if priority == 0]
+    shown = [name.upper() for name, _, _, priority in SERVICES.columns if priority == 0]
     assert header.split() == ["NAME", *shown]

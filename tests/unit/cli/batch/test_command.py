@@ -208,7 +208,7 @@ def test_a_second_run_on_one_output_is_refused(
     api.hold()
     with Running(folder, api.url, "--concurrency", "1") as process:
         until(lambda: bool(api.asked))
-        assert batch(folder, api.url) == 2
+        assert batch(folder, api.url) == 6
         assert "is being written by another run" in capsys.readouterr().err
         api.release()
         assert process.wait(30) == 0

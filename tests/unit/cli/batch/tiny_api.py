@@ -48,7 +48,8 @@ class TinyApi:
     While `gate` is clear, requests stay under way. `models` is the answer of /v1/models.
     """
 
-    def __init__(self, says: Says) -> None:
+    def __init__(self, says: Says, port: int = 0) -> None:
+        self._port = port
         self.says, self.asked = says, list[Asked]()
         self.models = Reply(data=b'{"data": [{"id": "tiny"}]}')
         self.url, self.open = "", 0
@@ -87,7 +88,7 @@ class TinyApi:
         app.router.add_post("/{path:.*}", self._answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", self._port)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self._ready.set()
@@ -124,9 +125,9 @@ def _response(reply: Reply) -> web.Response:
 
 
 @contextmanager
-def tiny_api(says: Says = well) -> Iterator[TinyApi]:
-    """A running API."""
-    with TinyApi(says) as api:
+def tiny_api(says: Says = well, port: int = 0) -> Iterator[TinyApi]:
+    """A running API, on any port unless one is given."""
+    with TinyApi(says, port) as api:
         yield api
 
 

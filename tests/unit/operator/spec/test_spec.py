@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, settings
+from sluice_operator.spec.batch import parse_batch
 from sluice_operator.spec.service import InferenceService, SloSpec, SpecError, parse
 from unit.operator.objects import (
     REMOVED,
@@ -194,5 +195,13 @@ def test_an_object_without_a_body_is_refused(body: Object) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_is_valid(path: Path) -> None:
-    service = parse(yaml.safe_load(path.read_text()))
-    assert (service.name, service.unknown) == (path.stem, ())
+    body = yaml.safe_load(path.read_text())
+    read = parse if body["kind"] == "InferenceService" else parse_batch
+    found = read(body)
+    assert (found.name, found.unknown) == (path.stem, ())
+
+
+def test_the_batch_of_the_docs_is_the_example() -> None:
+    page = (ROOT / "docs/batch.md").read_text()
+    block = page.split("```yaml\n")[1].split("```")[0]
+    assert yaml.safe_load(block) == yaml.safe_load((ROOT / "examples/batch.yaml").read_text())

@@ -12,12 +12,15 @@ from typing import Any, get_args
 import pytest
 from msgspec import Struct, structs
 from sluice_operator.spec.service import parse
-from sluice_operator.status.crd import crd, render
+from sluice_operator.status.crd import BATCHES, SERVICES, Definition, crd, render
 from sluice_operator.tuner.types import LimitedBy, TargetName, Verdict
 from unit.operator.objects import changed, valid_object
 
 ROOT = Path(__file__).parents[4]
-SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA, BATCH_SCHEMA = (
+    crd(one)["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for one in (SERVICES, BATCHES)
+)
+each_schema = pytest.mark.parametrize("schema", [SCHEMA, BATCH_SCHEMA], ids=["service", "batch"])
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -30,30 +33,34 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[key], f"{path}[]")
 
 
-@pytest.mark.parametrize(
-    "copy", ["crds/inferenceservices.yaml", "charts/sluice/files/inferenceservices.yaml"]
-)
-def test_the_committed_copy_is_what_the_definition_gives(copy: str) -> None:
-    assert (ROOT / copy).read_text() == render()
+@pytest.mark.parametrize("definition", [SERVICES, BATCHES], ids=lambda one: one.plural)
+@pytest.mark.parametrize("folder", ["crds", "charts/sluice/files"])
+def test_the_committed_copy_is_what_the_definition_gives(
+    folder: str, definition: Definition
+) -> None:
+    assert (ROOT / folder / f"{definition.plural}.yaml").read_text() == render(definition)
 
 
-def test_the_module_prints_the_crd() -> None:
-    command = [sys.executable, "-m", "sluice_operator.status.crd"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == render()
+def test_the_module_writes_the_crds(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "sluice_operator.status.crd", tmp_path], check=True)
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert made == {f"{one.plural}.yaml": render(one) for one in (SERVICES, BATCHES)}
 
 
-def test_the_schema_has_no_floats() -> None:
-    assert [path for path, node in nodes(SCHEMA) if node.get("type") == "number"] == []
+@each_schema
+def test_the_schema_has_no_floats(schema: dict[str, Any]) -> None:
+    assert [path for path, node in nodes(schema) if node.get("type") == "number"] == []
 
 
-def test_no_field_is_named_what_yaml_reads_as_a_boolean() -> None:
-    names = {name.lower() for _, node in nodes(SCHEMA) for name in node.get("properties", {})}
+@each_schema
+def test_no_field_is_named_what_yaml_reads_as_a_boolean(schema: dict[str, Any]) -> None:
+    names = {name.lower() for _, node in nodes(schema) for name in node.get("properties", {})}
     assert names.isdisjoint({"n", "y", "on", "off", "yes", "no"})
 
 
-def test_every_field_of_the_spec_is_described() -> None:
-    schema = SCHEMA["properties"]["spec"]
+@each_schema
+def test_every_field_of_the_spec_is_described(schema: dict[str, Any]) -> None:
+    schema = schema["properties"]["spec"]
     bare = [
         f"{path}.{name}"
         for path, node in nodes(schema)
@@ -63,8 +70,9 @@ def test_every_field_of_the_spec_is_described() -> None:
     assert bare == []
 
 
-def test_every_list_and_map_of_the_spec_is_bounded() -> None:
-    for path, node in nodes(SCHEMA["properties"]["spec"]):
+@each_schema
+def test_every_list_and_map_of_the_spec_is_bounded(schema: dict[str, Any]) -> None:
+    for path, node in nodes(schema["properties"]["spec"]):
         if node.get("type") == "array":
             assert "maxItems" in node, path
         if "additionalProperties" in node:
@@ -72,7 +80,7 @@ def test_every_list_and_map_of_the_spec_is_bounded() -> None:
 
 
 def test_the_schema_holds_nothing_that_helm_would_take_for_a_template() -> None:
-    assert not re.search(r"\{\{|\}\}", render())
+    assert not re.search(r"\{\{|\}\}", render() + render(BATCHES))
 
 
 def test_defaults_of_the_crd_are_those_of_the_structs() -> None:
@@ -109,9 +117,10 @@ def test_the_status_lists_every_word_of_the_tuner() -> None:
         assert ", ".join(get_args(Verdict)) in target["verdict"]["description"]
 
 
-def test_a_newer_operators_status_passes_at_every_level() -> None:
+@each_schema
+def test_a_newer_operators_status_passes_at_every_level(schema: dict[str, Any]) -> None:
     """Fields that it adds are kept, and no word of ours is of an enum, which it would outgrow."""
-    levels = [(path, node) for path, node in nodes(SCHEMA["properties"]["status"], "status")]
+    levels = [(path, node) for path, node in nodes(schema["properties"]["status"], "status")]
     objects = [node for _, node in levels if "properties" in node]
     assert all(node["x-kubernetes-preserve-unknown-fields"] for node in objects)
     assert [path for path, node in levels if "enum" in node] == ["status.conditions[].status"]

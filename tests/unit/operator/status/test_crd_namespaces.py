@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-CRD = Path(__file__).parents[4] / "crds/inferenceservices.yaml"
+CRDS = Path(__file__).parents[4] / "crds"
 
 
 def _fields(schema: Any) -> Iterator[str]:
@@ -19,8 +20,9 @@ def _fields(schema: Any) -> Iterator[str]:
             yield from _fields(inner)
 
 
-def test_no_field_of_an_object_names_another_namespace() -> None:
-    [version] = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+@pytest.mark.parametrize("plural", ["inferenceservices", "inferencebatches"])
+def test_no_field_of_an_object_names_another_namespace(plural: str) -> None:
+    [version] = yaml.safe_load((CRDS / f"{plural}.yaml").read_text())["spec"]["versions"]
     fields = set(_fields(version["schema"]["openAPIV3Schema"]["properties"]["spec"]))
     assert "secretRef" in fields
     assert not {field for field in fields if "namespace" in field.lower()}

@@ -16,9 +16,11 @@ from sluice_operator.loop.dependencies import Dependencies
 from sluice_operator.loop.reconcile import Reconciler
 from sluice_operator.metrics import Metrics
 from sluice_operator.plan.plan import plan
+from sluice_operator.status.batch_schema import BATCH_STATUS
 from sluice_operator.status.schema import STATUS as STATUS_SCHEMA
 from sluice_operator.status.write_limiter import (
     MEASURED,
+    MEASURED_OF_BATCH,
     PERIOD_S,
     WRITES_PER_S,
     WritePace,
@@ -142,6 +144,7 @@ def test_every_measured_field_is_in_the_schema() -> None:
                 check(below, schema["properties"][name])
 
     check(MEASURED, STATUS_SCHEMA)
+    check(MEASURED_OF_BATCH, BATCH_STATUS)
 
 
 def test_a_pass_reads_nothing_of_its_own_status_but_what_was_written_at_once() -> None:
