@@ -21,7 +21,7 @@ BUDGETS = {
     "gate/sluice_gate": 3_200,
     "gate/sluice_vllm": 800,
     "worker/sluice_worker": 12_900,
-    "operator/sluice_operator": 12_800,
+    "operator/sluice_operator": 13_850,
     "kernels/sluice_kernels": 4_760,
     "cli/sluice": 6_800,
     "cluster/sluice_cluster": 2_200,
