@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e groups gpu-check demo demo-texts cluster cluster-down kind-image clean
+.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e groups gpu-check demo demo-texts demo-batch cluster cluster-down kind-image clean
 
 setup: .venv/.ready
 
@@ -63,6 +63,10 @@ demo:
 # A service of vectors on the cluster, whose cap moves live; four minutes.
 demo-texts: setup cluster
 	@PYTHONPATH=cluster:tests $(PY) -m demo.texts $(ARGS)
+
+# A batch of 1,000 prompts beside online requests, through two kills; ten minutes.
+demo-batch: setup cluster
+	@PYTHONPATH=cluster:tests $(PY) -m demo.batch $(ARGS)
 
 cluster:
 	@$(CLUSTER) up --images
