@@ -192,12 +192,15 @@ async def test_as_many_are_under_way_as_the_cap_tells_also_when_it_changes(
 ) -> None:
     async with aiohttp.ClientSession() as session:
         live = await named_live(session, vectors.admin_url, None)
-        target = Target(session, vectors.url, live, None)
+        target = Target(session, vectors.url, live, None, is_background=False)
         await target.read_cap()
         assert target.limit == 2 * 3
         await live.use(5)
         await target.read_cap()
         assert target.limit == 2 * 5
+        behind = Target(session, vectors.url, live, None, is_background=True)
+        await behind.read_cap()
+        assert behind.limit == 2 * (live.ceiling or 0) > target.limit
         await live.restore()
 
 

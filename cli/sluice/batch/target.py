@@ -37,9 +37,11 @@ class Target:
         url: str,
         live: LiveCap | None,
         concurrency: int | None,
+        *,
+        is_background: bool,
     ) -> None:
         self.session, self.url = session, url
-        self._live = live
+        self._live, self._is_background = live, is_background
         self._most, self._halvings, self._halved_s = concurrency or FOREIGN, 0, 0.0
 
     @property
@@ -48,8 +50,11 @@ class Target:
         return max(1, self._most >> self._halvings)
 
     async def read_cap(self) -> None:
-        """Follow the engine's own cap, which may change at any time; else keep what is known."""
-        if self._live is not None:
+        """Follow the engine's own cap, which may change at any time; else keep what is known.
+        Background requests may pass it."""
+        if self._live is not None and self._is_background and self._live.ceiling:
+            self._most = IN_FLIGHT * self._live.ceiling
+        elif self._live is not None:
             with suppress(EndpointError, aiohttp.ClientError, TimeoutError):
                 self._most = IN_FLIGHT * await self._live.cap()
 
@@ -93,7 +98,7 @@ async def _bounded(
         elif args.concurrency is None:
             with suppress(EndpointError):  # nobody asked for it
                 live = await find_live(api, admin, url, None)
-        target = Target(api, url, live, args.concurrency)
+        target = Target(api, url, live, args.concurrency, is_background=args.background)
         await target.read_cap()
         yield target
 

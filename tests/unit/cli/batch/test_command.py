@@ -176,7 +176,7 @@ def test_as_many_are_under_way_as_asked_for(api: TinyApi, folder: Path) -> None:
 
 
 def test_a_limit_is_halved_once_for_all_that_were_sent_under_it() -> None:
-    made = target.Target(None, "", None, 64)  # type: ignore[arg-type]
+    made = target.Target(None, "", None, 64, is_background=False)  # type: ignore[arg-type]
     sent_s, found = time.monotonic(), [made.limit]
     for at_s in (sent_s, sent_s, time.monotonic() + 1):
         made.slow_down(at_s)
