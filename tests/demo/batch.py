@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cluster.apply(SERVICE, "demo", slo={"timeToFirstToken": "1s", "interTokenLatency": "100ms"})
     cluster.wait_condition(SERVICE, "Ready", "True", 300)
     try:
-        files.write("in.jsonl", lines(NUM, SERVICE, 32))
+        files.write("in.jsonl", lines(NUM, SERVICE, 48))
         seen = asyncio.run(run(cluster))
         ids = [one["custom_id"] for one in files.read("out/out.0.jsonl")]
     finally:

@@ -1,4 +1,5 @@
-"""InferenceBatches on real pods: one beside a service through two kills and a drain, one with an engine."""
+"""InferenceBatches on real pods: one beside a service through kills and a drain, one with
+an engine of its own."""
 
 from collections.abc import Iterator
 
