@@ -4,7 +4,19 @@ an engine of its own."""
 from collections.abc import Iterator
 
 import pytest
-from e2e.batches import SERVICE, VOLUME, Files, apply, completed, delete, kill, lines, start, wait
+from e2e.batches import (
+    SERVICE,
+    VOLUME,
+    Files,
+    apply,
+    completed,
+    delete,
+    drain,
+    kill,
+    lines,
+    start,
+    wait,
+)
 from e2e.kit import SYSTEM, Cluster
 from sluice.kube import NAMESPACE
 
