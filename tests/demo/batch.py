@@ -29,7 +29,7 @@ from sluice.measure.client import COMPLETIONS, Outcome, Shape, exact_quantile_ms
 BATCH, NUM = "thousand", 1000
 SHAPE = Shape((32, 96), (16, 48), 2048, SERVICE)
 SIZES, PER_S, BLOCK_S = (2, 6), 3.0, 10.0
-ALONE_S, LIMIT_S, LOOK_S = 60.0, 900.0, 2.0
+ALONE_S, LIMIT_S, LOOK_S = 90.0, 900.0, 2.0
 SHARES = (0.3, 0.6)
 """Of the prompts are done when the batch's pod is killed, and the operator's."""
 BLUE, GREEN, RED = "#1f6fb4", "#2a9d5c", "#c0392b"
@@ -167,7 +167,7 @@ def picture(seen: Seen, path: Path) -> None:
         "the batch is applied", (seen.began_s, 0.9 * NUM), (4, 0), textcoords="offset points"
     )
     axes[2].set_xlabel("seconds")
-    figure.suptitle("A batch of 1,000 prompts beside online requests, on one pod of half a CPU")
+    figure.suptitle("A batch of 1,000 prompts beside online requests, on one pod of one CPU")
     figure.savefig(path, dpi=110)
 
 
@@ -183,10 +183,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
     files = Files(cluster)
     files.make()
-    cluster.apply(SERVICE, "demo", slo={"timeToFirstToken": "1s", "interTokenLatency": "100ms"})
+    hardware = {"accelerator": "cpu", "cpu": "1", "memory": "2Gi"}
+    slo = {"timeToFirstToken": "1s", "interTokenLatency": "100ms"}
+    cluster.apply(SERVICE, "demo", hardware=hardware, slo=slo)
     cluster.wait_condition(SERVICE, "Ready", "True", 300)
     try:
-        files.write("in.jsonl", lines(NUM, SERVICE, 48))
+        files.write("in.jsonl", lines(NUM, SERVICE, 160))
         seen = asyncio.run(run(cluster))
         ids = [one["custom_id"] for one in files.read("out/out.0.jsonl")]
     finally:

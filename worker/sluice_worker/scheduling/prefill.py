@@ -3,9 +3,12 @@
 A step admits only sequences within its budget: others would hold blocks for nothing.
 """
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Set
 from collections.abc import Sequence as Seq
+from heapq import nlargest
 
+from msgspec import structs
 from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.port import EngineLimits
 
@@ -19,6 +22,9 @@ from .waiting import WaitingQueue
 QUIET_S = 10.0
 """Seconds without other requests after which background ones may pass the cap: no latency is left
 that it protects."""
+STEPS, LEAST_STEPS = 512, 64
+"""Recent steps whose 99th percentile a prompt of the background does not exceed; the fewest that
+tell it."""
 
 
 class PromptAdmission:
@@ -128,6 +134,7 @@ class BackgroundPlaces:
         self._queue, self._running, self._cache = queue, running, cache
         self._admission, self._ceiling = admission, ceiling
         self._num, self._is_quiet = 0, True
+        self._steps_s = deque[float](maxlen=STEPS)
         self._others_s = -QUIET_S
 
     def make_room(self, limits: EngineLimits, now: float) -> None:
@@ -140,6 +147,16 @@ class BackgroundPlaces:
         self._num = max((self._ceiling if self._is_quiet else limits.cap) - num_others, 0)
         for sequence in background[self._num :]:
             self._running.preempt(sequence)
+
+    def stepped(self, works: Iterable[StepWork], step_s: float) -> None:
+        """Learn how long a step was in which others decoded, unless it had a prompt of theirs."""
+        is_of_others = has_own_prompt = False
+        for work in works:
+            is_decode = work.num_tokens == 1 + len(work.drafts)
+            is_of_others = is_of_others or (is_decode and not work.sequence.is_background)
+            has_own_prompt = has_own_prompt or (work.sequence.is_background and not is_decode)
+        if is_of_others and not has_own_prompt:
+            self._steps_s.append(step_s)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -175,17 +192,29 @@ class BackgroundPlaces:
         return list(chunks(prompts, budget, num_scored, self._cache))
 
     def _budget(self, limits: EngineLimits, law: ChunkLaw, works: Seq[StepWork]) -> int:
-        """Prompt tokens behind `works`. They keep the step within the gap target, also where nobody
-        else decodes: whoever comes next waits for its end."""
+        """Prompt tokens behind `works`. They keep the step within the gap target, and within what
+        one of a hundred steps lasts without them; also where nobody else decodes, as whoever comes
+        next waits for its end."""
         left = limits.max_num_batched_tokens - sum(work.num_tokens for work in works)
         if self._is_quiet:
             return left
         decodes = [work for work in works if work.num_tokens == 1 + len(work.drafts)]
         before = sum(work.num_tokens for work in works) - len(decodes)
-        room = law.chunk_limit(limits, *shape_of(decodes)) - before
+        most, room = self._longest_ms, 0
+        if most is not None:
+            within = min(limits.itl_ms or most, most)
+            limits = structs.replace(limits, itl_ms=within)
+            room = law.chunk_limit(limits, *shape_of(decodes)) - before
         if all(work.sequence.is_background for work in works):
             room = max(room, MIN_CHUNK_TOKENS)
         return min(left, room)
+
+    @property
+    def _longest_ms(self) -> float | None:
+        """The 99th percentile of recent steps; None while they are too few."""
+        if len(self._steps_s) < LEAST_STEPS:
+            return None
+        return 1e3 * nlargest(1 + len(self._steps_s) // 100, self._steps_s)[-1]
 
 
 def chunks(

@@ -188,6 +188,7 @@ class Scheduler:
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[BookedToken]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
         self._queue.clocks.advance(now)
+        self.background.stepped(step.works, now - self._scheduled_s)
         tokens = iter(sampled)
         outcomes: list[BookedToken] = []
         for work in step.works:

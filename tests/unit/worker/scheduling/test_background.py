@@ -2,19 +2,21 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_core.contract import SchedulingPolicy
+from sluice_core.port import EngineLimits
 from sluice_core.wire import Submit
-from sluice_worker.scheduling.prefill import QUIET_S
+from sluice_worker.scheduling.prefill import LEAST_STEPS, QUIET_S
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.static_batch import StaticBatching
 from sluice_worker.scheduling.step import Step
 from unit.worker.engine.factories import create_request, create_scheduler
-from unit.worker.engine.virtual import FixedLaw, add, step, unlimited
+from unit.worker.engine.virtual import FixedLaw, add, step
 
 
 def behind(name: str, prompt: int, max_tokens: int = 8) -> Submit:
@@ -31,9 +33,11 @@ def counts(scheduler: Scheduler) -> tuple[int, int]:
 
 def test_they_have_the_places_that_others_leave_and_give_them_back_in_the_next_step() -> None:
     scheduler = create_scheduler(cap=3)
-    add(scheduler, create_request("online", 4, max_tokens=50))
     for number in range(4):
         add(scheduler, behind(f"b{number}", 4, 50))
+    step(scheduler)
+    assert counts(scheduler) == (3, 1)
+    add(scheduler, create_request("online", 4, max_tokens=50))
     step(scheduler)
     assert counts(scheduler) == (2, 2)
     add(scheduler, create_request("second", 4))
@@ -77,21 +81,33 @@ def test_the_cap_binds_until_nobody_else_has_come_for_a_while() -> None:
     assert counts(scheduler) == (1, 5)
 
 
-def test_their_prompts_keep_the_gap_target_beside_others() -> None:
-    scheduler = create_scheduler(cap=4, budget=400, itl_ms=50.0)
-    add(scheduler, create_request("online", 10, max_tokens=50))
-    scheduler.commit(scheduler.schedule(0.0, unlimited), [7], 0.0)
+@dataclass(frozen=True)
+class ByTarget(FixedLaw):
+    """A prompt token takes a millisecond, and decodes take nothing."""
+
+    def chunk_limit(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> int:
+        return int(limits.itl_ms or 1e6)
+
+
+@pytest.mark.parametrize(("step_s", "chunk"), [(0.03, 30), (0.2, 50)])
+def test_their_prompts_make_no_step_longer_than_others_do_and_than_the_target(
+    step_s: float, chunk: int
+) -> None:
+    scheduler = create_scheduler(cap=4, budget=400, itl_ms=50.0, num_blocks=256, max_model_len=1000)
+    add(scheduler, create_request("online", 10, max_tokens=200))
     add(scheduler, behind("b", 300))
-    narrow = FixedLaw(lambda decodes, kv_tokens: 30)
-    assert scheduler.schedule(0.0, narrow).num_prefill_tokens == 30
-    full = FixedLaw(lambda decodes, kv_tokens: -5)
-    assert scheduler.schedule(0.0, full).num_prefill_tokens == 0
+    for number in range(LEAST_STEPS + 1):
+        planned = scheduler.schedule(number, ByTarget())
+        assert planned.background.prefill_tokens == 0, "too few steps are known"
+        scheduler.commit(planned, [7], number + step_s)
+    assert scheduler.schedule(100.0, ByTarget()).background.prefill_tokens == chunk
 
 
 def test_their_blocks_go_to_others_first() -> None:
     scheduler = create_scheduler(cap=4, num_blocks=8)
-    kept = add(scheduler, create_request("first", 30, max_tokens=30))
     lost = add(scheduler, behind("b", 60, 20))
+    step(scheduler)
+    kept = add(scheduler, create_request("first", 30, max_tokens=30))
     step(scheduler)
     assert lost.block_ids
     assert kept.block_ids
