@@ -121,6 +121,13 @@ class Law:
         """Prompt tokens that keep a step within the gap target, as in `StepTimes`."""
         return self._times.chunk_limit(limits.itl_ms, decodes, kv_tokens)
 
+    def step_ms(self, decodes: int, kv_tokens: int, prompt_tokens: int) -> float | None:
+        """Mean time of a step; None without a model."""
+        times = self._times
+        if times.model is None:
+            return None
+        return times.slowdown * times.step_ms(times.model, decodes, kv_tokens, prompt_tokens)
+
     def price_s(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> float:
         """Seconds that a prompt token takes beside `decodes`, for the order of the queue."""
         most = limits.max_num_batched_tokens

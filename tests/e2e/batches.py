@@ -78,10 +78,10 @@ def apply(cluster: Cluster, version: str, kind: str, name: str, **rest: Any) -> 
     cluster.kube.kubectl("apply", "-f", "-", stdin=json.dumps(body))
 
 
-def lines(num: int, model: str, max_tokens: int) -> str:
+def lines(num: int, model: str, max_tokens: int, **more: Any) -> str:
     made = []
     for number in range(num):
-        body = {"model": model, "prompt": f"def f{number}(x):", "max_tokens": max_tokens}
+        body = {"model": model, "prompt": f"def f{number}(x):", "max_tokens": max_tokens, **more}
         line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
         made.append(json.dumps(line) + "\n")
     return "".join(made)

@@ -23,8 +23,8 @@ QUIET_S = 10.0
 """Seconds without other requests after which background ones may pass the cap: no latency is left
 that it protects."""
 STEPS, LEAST_STEPS = 512, 64
-"""Recent steps whose 99th percentile a prompt of the background does not exceed; the fewest that
-tell it."""
+"""Recent steps whose 99th percentile the background does not exceed, each taken without it; the
+fewest that tell that."""
 
 
 class PromptAdmission:
@@ -134,7 +134,7 @@ class BackgroundPlaces:
         self._queue, self._running, self._cache = queue, running, cache
         self._admission, self._ceiling = admission, ceiling
         self._num, self._is_quiet = 0, True
-        self._steps_s = deque[float](maxlen=STEPS)
+        self._steps_ms = deque[float](maxlen=STEPS)
         self._others_s = -QUIET_S
 
     def make_room(self, limits: EngineLimits, now: float) -> None:
@@ -148,15 +148,31 @@ class BackgroundPlaces:
         for sequence in background[self._num :]:
             self._running.preempt(sequence)
 
-    def stepped(self, works: Iterable[StepWork], step_s: float) -> None:
-        """Learn how long a step was in which others decoded, unless it had a prompt of theirs."""
-        is_of_others = has_own_prompt = False
-        for work in works:
-            is_decode = work.num_tokens == 1 + len(work.drafts)
-            is_of_others = is_of_others or (is_decode and not work.sequence.is_background)
-            has_own_prompt = has_own_prompt or (work.sequence.is_background and not is_decode)
-        if is_of_others and not has_own_prompt:
-            self._steps_s.append(step_s)
+    def fitting(self, law: ChunkLaw, decodes: list[StepWork]) -> list[StepWork]:
+        """Those of `decodes` that go into a step. Beside others the newest of the background wait,
+        if it would take longer than the longest steps without them; but the oldest goes."""
+        others = [work for work in decodes if not work.sequence.is_background]
+        if not others or self._longest_ms is None:
+            return decodes
+        fitting, own = list(decodes), len(decodes) - len(others)
+        for work in reversed(decodes):
+            step_ms = law.step_ms(*shape_of(fitting), 0)
+            if own <= 1 or step_ms is None or step_ms <= self._longest_ms:
+                break
+            if work.sequence.is_background:
+                fitting.remove(work)
+                own -= 1
+        return fitting
+
+    def note(self, law: ChunkLaw, works: Iterable[StepWork]) -> None:
+        """Note how long a step would be without the background, if others decode in it."""
+        others = [work for work in works if not work.sequence.is_background]
+        decodes = [work for work in others if work.num_tokens == 1 + len(work.drafts)]
+        if decodes:
+            num_others = sum(work.num_tokens for work in others) - len(decodes)
+            step_ms = law.step_ms(*shape_of(decodes), num_others)
+            if step_ms is not None:
+                self._steps_ms.append(step_ms)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -211,10 +227,10 @@ class BackgroundPlaces:
 
     @property
     def _longest_ms(self) -> float | None:
-        """The 99th percentile of recent steps; None while they are too few."""
-        if len(self._steps_s) < LEAST_STEPS:
+        """The 99th percentile of others' recent steps; None while they are too few."""
+        if len(self._steps_ms) < LEAST_STEPS:
             return None
-        return 1e3 * nlargest(1 + len(self._steps_s) // 100, self._steps_s)[-1]
+        return nlargest(1 + len(self._steps_ms) // 100, self._steps_ms)[-1]
 
 
 def chunks(

@@ -152,6 +152,7 @@ class Scheduler:
         self.background.make_room(self.limits, now)
         ready = running.decodes()
         is_short = self.counters.num_preemptions > before
+        ready = self.background.fitting(law, ready)
         works = [work for work in ready if work.sequence not in self._held]
         line = iter(()) if is_short else self._line(works, law, now)
         first = list(islice(line, max(self.limits.cap - len(works), 0)))
@@ -177,6 +178,7 @@ class Scheduler:
             works, self._held = [work for work in ready if work.sequence.block_ids], NOBODY
         if not is_held_back:
             works += self.background.chunks(self.limits, law, works, self._scored_at_once)
+        self.background.note(law, works)
         served = {work.sequence for work in works} if self._has_order else set(prefills)
         self._passed = [sequence for sequence in unfinished if sequence not in served]
         works = sorted(works + running.padding(), key=lambda work: work.num_tokens > 1)
@@ -188,7 +190,6 @@ class Scheduler:
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[BookedToken]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
         self._queue.clocks.advance(now)
-        self.background.stepped(step.works, now - self._scheduled_s)
         tokens = iter(sampled)
         outcomes: list[BookedToken] = []
         for work in step.works:

@@ -54,6 +54,9 @@ class FixedLaw:
     def chunk_limit(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> int:
         return self.limit(decodes, kv_tokens)
 
+    def step_ms(self, decodes: int, kv_tokens: int, prompt_tokens: int) -> float | None:
+        return None
+
     def price_s(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> float:
         return self.price(decodes, kv_tokens)
 

@@ -82,25 +82,55 @@ def test_the_cap_binds_until_nobody_else_has_come_for_a_while() -> None:
 
 
 @dataclass(frozen=True)
-class ByTarget(FixedLaw):
-    """A prompt token takes a millisecond, and decodes take nothing."""
+class Timed(FixedLaw):
+    """A prompt token takes a millisecond, and a decode `decode_ms`."""
+
+    decode_ms: float = 0.0
+
+    def step_ms(self, decodes: int, kv_tokens: int, prompt_tokens: int) -> float | None:
+        return self.decode_ms * decodes + prompt_tokens
 
     def chunk_limit(self, limits: EngineLimits, decodes: int, kv_tokens: int) -> int:
-        return int(limits.itl_ms or 1e6)
+        return int((limits.itl_ms or 1e6) - self.decode_ms * decodes)
 
 
-@pytest.mark.parametrize(("step_s", "chunk"), [(0.03, 30), (0.2, 50)])
+def run(scheduler: Scheduler, law: Timed, num: int) -> Step:
+    """So many steps of a second; the last one."""
+    for number in range(num):
+        planned = scheduler.schedule(number, law)
+        scheduler.commit(planned, [7 for work in planned.works if work.samples], number)
+    return planned
+
+
+@pytest.mark.parametrize(("prompt", "chunk"), [(30, 30), (200, 50)])
 def test_their_prompts_make_no_step_longer_than_others_do_and_than_the_target(
-    step_s: float, chunk: int
+    prompt: int, chunk: int
 ) -> None:
     scheduler = create_scheduler(cap=4, budget=400, itl_ms=50.0, num_blocks=256, max_model_len=1000)
     add(scheduler, create_request("online", 10, max_tokens=200))
+    law = Timed()
+    run(scheduler, law, 1)
+    add(scheduler, create_request("second", prompt, max_tokens=2))
     add(scheduler, behind("b", 300))
-    for number in range(LEAST_STEPS + 1):
-        planned = scheduler.schedule(number, ByTarget())
-        assert planned.background.prefill_tokens == 0, "too few steps are known"
-        scheduler.commit(planned, [7], number + step_s)
-    assert scheduler.schedule(100.0, ByTarget()).background.prefill_tokens == chunk
+    planned = run(scheduler, law, LEAST_STEPS)
+    assert planned.background.prefill_tokens == 0, "too few steps are known"
+    assert run(scheduler, law, 1).background.prefill_tokens == chunk
+
+
+def test_their_decodes_make_no_step_longer_than_others_do_but_the_oldest_goes_on() -> None:
+    scheduler = create_scheduler(cap=20, budget=400, num_blocks=512, max_model_len=1000)
+    for number in range(10):
+        add(scheduler, behind(f"b{number}", 8, 400))
+    law = Timed(decode_ms=2.0)
+    run(scheduler, law, 2)
+    add(scheduler, create_request("online", 10, max_tokens=300))
+    run(scheduler, law, 10)
+    add(scheduler, create_request("second", 6, max_tokens=2))
+    run(scheduler, law, LEAST_STEPS)
+    # The longest step without them had a decode and a prompt of 6: 8 ms, which are 4 decodes.
+    assert sorted(names(run(scheduler, law, 1))) == ["b0", "b1", "b2", "online"]
+    run(scheduler, law, 120)
+    assert sorted(names(run(scheduler, law, 1))) == ["b0", "online"]
 
 
 def test_their_blocks_go_to_others_first() -> None:
