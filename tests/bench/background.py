@@ -28,6 +28,7 @@ from bench.background_page import (
     AT_CAP,
     AT_CEILING,
     BOTH,
+    DEFAULTS,
     ONLINE,
     PHASES,
     Row,
@@ -189,8 +190,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("build"), metavar="DIR")
-    parser.add_argument("--repeats", type=count, default=3)
-    parser.add_argument("--seconds", type=positive, default=40.0, help="of a phase; default: 40")
+    parser.add_argument("--repeats", type=count, default=DEFAULTS["repeats"])
+    parser.add_argument("--seconds", type=positive, default=DEFAULTS["seconds"], help="of a phase")
     parser.add_argument("--gate", action="store_true", help="put a gate before the worker")
     given = parser.parse_args()
     with ExitStack() as stack:

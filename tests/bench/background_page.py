@@ -22,6 +22,7 @@ WANTED = {
     "alone, of the offline rate": (">=", 0.95),
 }
 """Ratios, and what was wanted of each."""
+DEFAULTS = {"repeats": 3, "seconds": 40.0}
 BLUE, GREEN, GREY = "#1f6fb4", "#2a9d5c", "#8c8c8c"
 
 
@@ -106,9 +107,11 @@ def page(settings: Mapping[str, Any], rows: Sequence[Row], name: str) -> str:
         f"{min(values):.2f} to {max(values):.2f} |"
         for title, values in ratios_of(rows).items()
     ]
+    options = [" --gate" if settings["gate"] else ""]
+    options += [f" --{k} {settings[k]:g}" for k, v in DEFAULTS.items() if settings[k] != v]
     return PAGE.format(
         **settings,
-        option=" --gate" if settings["gate"] else "",
+        option="".join(options),
         gated=", behind a gate that knows nothing of it" if settings["gate"] else "",
         twice=2 * settings["ceiling"],
         ratios="\n".join(ratios),
