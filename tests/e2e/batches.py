@@ -114,20 +114,6 @@ def kill(cluster: Cluster, namespace: str, selector: str) -> None:
     cluster.kube.kubectl("delete", "pod", "-n", namespace, "-l", selector, *now)
 
 
-def drain(cluster: Cluster, selector: str) -> None:
-    """Drain the node of a pod, as far as that pod goes, and give the node back."""
-    kube = cluster.kube
-    pods = kube.get(
-        "pods", "-n", NAMESPACE, "-l", selector, "--field-selector=status.phase=Running"
-    )
-    node = pods["items"][0]["spec"]["nodeName"]
-    flags = ("--force", "--delete-emptydir-data", "--ignore-daemonsets", "--timeout=100s")
-    try:
-        kube.kubectl("drain", node, f"--pod-selector={selector}", *flags)
-    finally:
-        kube.kubectl("uncordon", node)
-
-
 def completed(status: dict[str, Any]) -> int:
     return int((status.get("counts") or {}).get("completed") or 0)
 

@@ -125,7 +125,8 @@ class BatchKind:
             return None
 
     async def _ends_of(self, live: Object) -> Sequence[ShardEnd]:
-        """How pods have ended. No watch shows them; they are read when one more has."""
+        """How pods have ended. No watch shows them; they are read when one more has. One that is
+        drained and still finishes its shard is gone at once: its end is seen before it goes."""
         num_gone = self._dependencies.store.num_gone(self._key)
         ended = num_gone, job_of(live).num_ended
         if ended != self._ended:
@@ -133,4 +134,5 @@ class BatchKind:
             bodies = self._dependencies.cluster.ended_pods(namespace, label)
             read = [shard_end_of(body, job.CLIENT) async for body in bodies]
             self._ends, self._ended = [end for end in read if end], ended
-        return self._ends
+        going = [shard_end_of(body, job.CLIENT) for body in self._pods()]
+        return [*self._ends, *(end for end in going if end)]
