@@ -10,7 +10,6 @@ from e2e.batches import (
     apply,
     completed,
     delete,
-    drain,
     kill,
     lines,
     start,
