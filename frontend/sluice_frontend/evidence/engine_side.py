@@ -32,14 +32,15 @@ class EngineSide:
         self.memory, self.step_model = facts.memory, facts.step_model
 
     def step(self, step: EngineStep) -> None:
-        """Count a step. What it did for background requests is not counted."""
+        """Count a step. What it did for background requests is not counted; a part that is larger
+        than the whole counts as all of it."""
         tick, behind = self._ticks.open, step.background
-        num_running = step.num_running - behind.running
+        num_running = max(step.num_running - behind.running, 0)
         if num_running or not behind.running:
             tick.steps += 1
-            tick.decodes += step.num_decodes - behind.decodes
-            tick.prefill_tokens += step.num_prefill_tokens - behind.prefill_tokens
-            tick.generated_tokens += step.num_tokens - behind.tokens
+            tick.decodes += max(step.num_decodes - behind.decodes, 0)
+            tick.prefill_tokens += max(step.num_prefill_tokens - behind.prefill_tokens, 0)
+            tick.generated_tokens += max(step.num_tokens - behind.tokens, 0)
             tick.busy_s += step.step_s
             tick.max_running = max(tick.max_running, num_running)
             tick.slow_steps += step.is_slow
