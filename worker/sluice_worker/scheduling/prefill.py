@@ -11,6 +11,7 @@ from heapq import nlargest
 from msgspec import structs
 from sluice_core.latency import MIN_CHUNK_TOKENS
 from sluice_core.port import EngineLimits
+from sluice_core.work import QUIET_S
 
 from .division import ChunkLaw, shape_of
 from .kv_cache import KvCache
@@ -19,9 +20,6 @@ from .sequence import Sequence
 from .step import StepWork
 from .waiting import WaitingQueue
 
-QUIET_S = 10.0
-"""Seconds without other requests after which background ones may pass the cap: no latency is left
-that it protects."""
 STEPS, LEAST_STEPS = 512, 64
 """Recent steps whose 99th percentile the background does not exceed, each taken without it; the
 fewest that tell that."""
@@ -151,23 +149,23 @@ class BackgroundPlaces:
     def fitting(self, law: ChunkLaw, decodes: list[StepWork]) -> list[StepWork]:
         """Those of `decodes` that go into a step. Beside others the newest of the background wait,
         if it would take longer than the longest steps without them; but the oldest goes."""
-        others = [work for work in decodes if not work.sequence.is_background]
-        if not others or self._longest_ms is None:
+        own = [work for work in decodes if work.sequence.is_background]
+        if not own or len(own) == len(decodes) or (most_ms := self._longest_ms()) is None:
             return decodes
-        fitting, own = list(decodes), len(decodes) - len(others)
-        for work in reversed(decodes):
-            step_ms = law.step_ms(*shape_of(fitting), 0)
-            if own <= 1 or step_ms is None or step_ms <= self._longest_ms:
+        waiting = set[Sequence]()
+        num, kv_tokens = shape_of(decodes)
+        for work in reversed(own[1:]):
+            step_ms = law.step_ms(num, kv_tokens, 0)
+            if step_ms is None or step_ms <= most_ms:
                 break
-            if work.sequence.is_background:
-                fitting.remove(work)
-                own -= 1
-        return fitting
+            num, kv_tokens = num - 1, kv_tokens - work.start - 1
+            waiting.add(work.sequence)
+        return [work for work in decodes if work.sequence not in waiting]
 
     def note(self, law: ChunkLaw, works: Iterable[StepWork]) -> None:
         """Note how long a step would be without the background, if others decode in it."""
         others = [work for work in works if not work.sequence.is_background]
-        decodes = [work for work in others if work.num_tokens == 1 + len(work.drafts)]
+        decodes = [work for work in others if work.is_decode]
         if decodes:
             num_others = sum(work.num_tokens for work in others) - len(decodes)
             step_ms = law.step_ms(*shape_of(decodes), num_others)
@@ -214,18 +212,17 @@ class BackgroundPlaces:
         left = limits.max_num_batched_tokens - sum(work.num_tokens for work in works)
         if self._is_quiet:
             return left
-        decodes = [work for work in works if work.num_tokens == 1 + len(work.drafts)]
+        decodes = [work for work in works if work.is_decode]
         before = sum(work.num_tokens for work in works) - len(decodes)
-        most, room = self._longest_ms, 0
-        if most is not None:
-            within = min(limits.itl_ms or most, most)
+        most_ms, room = self._longest_ms(), 0
+        if most_ms is not None:
+            within = min(limits.itl_ms or most_ms, most_ms)
             limits = structs.replace(limits, itl_ms=within)
             room = law.chunk_limit(limits, *shape_of(decodes)) - before
         if all(work.sequence.is_background for work in works):
             room = max(room, MIN_CHUNK_TOKENS)
         return min(left, room)
 
-    @property
     def _longest_ms(self) -> float | None:
         """The 99th percentile of others' recent steps; None while they are too few."""
         if len(self._steps_ms) < LEAST_STEPS:

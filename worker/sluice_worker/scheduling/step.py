@@ -26,6 +26,11 @@ class StepWork:
     is_padding: bool = False
 
     @property
+    def is_decode(self) -> bool:
+        """True if it is one token, with drafts or without."""
+        return self.num_tokens == 1 + len(self.drafts)
+
+    @property
     def num_samples(self) -> int:
         """Number of sampled positions: the last ones."""
         return 1 + len(self.drafts) if self.samples else 0
@@ -77,7 +82,7 @@ class Step:
         """The step that does `works`."""
         num_draft_tokens = sum(len(work.drafts) for work in works)
         num_padding = sum(work.is_padding for work in works)
-        num_decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in works) - num_padding
+        num_decodes = sum(work.is_decode for work in works) - num_padding
         num_tokens = sum(work.num_tokens for work in works)
         return cls(
             works=tuple(works),
@@ -99,7 +104,7 @@ class Step:
 
 def _background(works: Iterable[StepWork]) -> Background:
     own = [work for work in works if work.sequence.is_background]
-    decodes = sum(work.num_tokens == 1 + len(work.drafts) for work in own)
+    decodes = sum(work.is_decode for work in own)
     num_tokens = sum(work.num_tokens - len(work.drafts) for work in own)
     return Background(decodes, num_tokens - decodes, running=len(own))
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sluice_core.contract import SchedulingPolicy
 from sluice_core.port import EngineLimits
 from sluice_core.wire import Submit
-from sluice_worker.scheduling.prefill import LEAST_STEPS, QUIET_S
+from sluice_core.work import QUIET_S
+from sluice_worker.scheduling.prefill import LEAST_STEPS
 from sluice_worker.scheduling.scheduler import Scheduler
 from sluice_worker.scheduling.sequence import Sequence
 from sluice_worker.scheduling.static_batch import StaticBatching
