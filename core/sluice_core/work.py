@@ -21,6 +21,9 @@ GREEDY_BELOW = 1e-5
 
 CLASS_HEADER, BACKGROUND = "x-slo-class", "background"
 """Header of a request that takes only the places that others leave, and its one value."""
+QUIET_S = 10.0
+"""Seconds without other requests after which background ones may pass the cap: no latency is left
+that it protects."""
 
 
 def is_background(headers: Mapping[str, str]) -> bool:

@@ -138,11 +138,12 @@ class Proxy:
 
     async def _serve(self, flight: Flight, answer: Answer) -> None:
         await flight.turn
-        while flight.work.is_background and not await self._is_asked(flight, answer):
-            self._backend.requeue(flight)
-            await flight.turn
         if not flight.work.is_background:
             await self._ask(flight, answer)
+            return
+        while not await self._is_asked(flight, answer):
+            self._backend.requeue(flight)
+            await flight.turn
 
     async def _is_asked(self, flight: Flight, answer: Answer) -> bool:
         """Serve a background flight; False if it was recalled before its answer began."""

@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import aiohttp
+from sluice_frontend.batches.run import IN_FLIGHT
 
 from sluice.foreign import LEAVES_S, end, free_port, spawn
 from sluice.measure.endpoint import EndpointError, LiveCap, find_live, named_live, open_session
 
 from .send import answers
 
-IN_FLIGHT = 2
-"""Requests under way for each place of the engine: the next ones wait in it, not behind a trip."""
 FOREIGN = 256
 """Requests under way where no cap is told."""
 CONNECT_S = 10.0

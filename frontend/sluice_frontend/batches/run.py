@@ -12,6 +12,8 @@ from .lines import Bodies
 
 Send = Callable[[str, str, bytes], Awaitable[Result | None]]
 """Sends the body of an id to a route; None leaves it pending."""
+IN_FLIGHT = 2
+"""Requests under way for each place of the engine: the next ones wait in it, not behind a trip."""
 MAX_WAIT_S = 600.0
 """Most seconds that a server's Retry-After is honoured for."""
 

@@ -14,6 +14,7 @@ from sluice_core.errors import told
 from starlette.types import ASGIApp
 
 from ..api.batches import BatchProblem, Ending
+from ..serving.admission import most_background
 from ..serving.runtime import Runtime
 from .files import Files
 from .index import Index
@@ -22,12 +23,10 @@ from .lines import JsonLines
 from .outputs import Outputs
 from .records import Claim, Record, Records
 from .results import WriteError
-from .run import Run
+from .run import IN_FLIGHT, Run
 from .work import Broken, broken, check, count, end, indexed, mark_done
 
 log = logging.getLogger(__name__)
-IN_FLIGHT = 2
-"""Requests under way for each place of the engine: the next ones wait in it."""
 MOST_BYTES = 32 << 20
 """Bytes of lines under way."""
 LOOK_S = 2.0
@@ -70,8 +69,8 @@ class Runner:
         facts = self._runtime.backend.facts
         if facts is None or self._is_draining:
             return 0
-        queued = self._runtime.config.max_num_queued_reqs // 2
-        return min(IN_FLIGHT * facts.ceiling, facts.ceiling + queued)
+        most = most_background(self._runtime.config, facts.ceiling)
+        return min(IN_FLIGHT * facts.ceiling, most)
 
     # -- what needs no engine
 

@@ -80,17 +80,15 @@ class Recorder:
     ) -> RequestTimer:
         """A request that goes to the engine; `arrival_s`: when the last byte of it was read."""
         timer = RequestTimer(
-            *(
-                request_id,
-                arrival_s,
-                now_s,
-                num_prompt_tokens,
-                ttft_ms,
-                priority,
-                is_another,
-                client,
-            ),
-            is_background=is_background,
+            request_id,
+            arrival_s,
+            now_s,
+            num_prompt_tokens,
+            ttft_ms,
+            priority,
+            is_another,
+            client,
+            is_background,
         )
         self.ticks.open.arrivals += not is_background
         self.requests.add(timer)

@@ -59,6 +59,11 @@ def max_open(config: ServerConfig, ceiling: int) -> int:
     return ceiling + config.max_num_queued_reqs + MAX_ON_THEIR_WAY
 
 
+def most_background(config: ServerConfig, ceiling: int) -> int:
+    """Open background sequences of all clients: the others keep half of the queue."""
+    return ceiling + config.max_num_queued_reqs // 2
+
+
 class Admission:
     """Books a refusal as an arrival unless the fault is the request's own.
 
@@ -189,13 +194,14 @@ class Admission:
         """Raise if others of the background hold their part of what may be open here."""
         runtime = self._runtime
         held = runtime.recorder.requests.background.values()
-        most, most_tokens = runtime.config.max_num_queued_reqs // 2, self.max_queued_tokens // 2
+        most, most_tokens = most_background(runtime.config, ceiling), self.max_queued_tokens // 2
         num_tokens = sum(timer.num_prompt_tokens for timer in held) + work.num_tokens
-        if held and (len(held) + work.num_sequences > ceiling + most or num_tokens > most_tokens):
+        if held and (len(held) + work.num_sequences > most or num_tokens > most_tokens):
             runtime.stats.reject("background")
             sentence = (
                 f"{len(held)} background requests are open already; the engine's {ceiling} and "
-                f"half of max_num_queued_reqs ({most}) may be, with {most_tokens} prompt tokens"
+                f"half of max_num_queued_reqs ({most - ceiling}) may be, "
+                f"with {most_tokens} prompt tokens"
             )
             raise QueueFull(sentence, retry_after_s=1)
 

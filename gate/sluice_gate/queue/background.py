@@ -9,10 +9,6 @@ from collections.abc import Iterator
 
 from .flight import Flight
 
-QUIET_S = 10.0
-"""Seconds without other requests after which the ceiling counts, not the cap: no latency is left
-that the cap protects."""
-
 
 class BackgroundLine:
     """Those that wait, by arrival, and those that have places, in the order in which they began."""

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from sluice_core.ordering import Pace, Terms
 from sluice_core.port import EngineLimits
 from sluice_core.shares import Shares
+from sluice_core.work import QUIET_S
 
-from .background import QUIET_S, BackgroundLine
+from .background import BackgroundLine
 from .flight import Flight
 
 

@@ -4,7 +4,7 @@ from typing import Final, Literal, get_args
 
 from ..spec.batch import MAX_SHARDS
 from ..spec.kinds import Schema
-from .schema import CONDITION, COUNT, SIGNED, TEXT, group, one_of, say
+from .schema import COUNT, SIGNED, TEXT, conditions_of, group, one_of, say
 
 State = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired"]
 """OpenAI's words."""
@@ -35,13 +35,6 @@ BATCH_STATUS: Schema = group(
             "x-kubernetes-list-type": "atomic",
         },
     ),
-    conditions={
-        "description": "Accepted, ModelFits, Succeeded.",
-        "type": "array",
-        "maxItems": 16,
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["type"],
-        "items": {**CONDITION, "required": ["type", "status"]},
-    },
+    conditions=conditions_of("Accepted, ModelFits, Succeeded."),
 )
 """The structural schema of `status`."""

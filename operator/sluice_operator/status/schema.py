@@ -75,6 +75,18 @@ CONDITION = group(
 )
 
 
+def conditions_of(about: str) -> Schema:
+    """The list of conditions, by type."""
+    return {
+        "description": about,
+        "type": "array",
+        "maxItems": 16,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {**CONDITION, "required": ["type", "status"]},
+    }
+
+
 STATUS = group(
     "What was seen and decided; written by the operator only.",
     observedGeneration=say(SIGNED, "The generation that this status is about."),
@@ -196,14 +208,9 @@ STATUS = group(
         silent=names("Without metrics; left out of the sums."),
         noisy=names("Alone over target; named, not averaged."),
     ),
-    conditions={
-        "description": "Ready, Reconciling, Stalled, ModelFits, SLOMet, SLOFeasible, "
-        "MetricsAvailable, RequestsSucceed.",
-        "type": "array",
-        "maxItems": 16,
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["type"],
-        "items": {**CONDITION, "required": ["type", "status"]},
-    },
+    conditions=conditions_of(
+        "Ready, Reconciling, Stalled, ModelFits, SLOMet, SLOFeasible, "
+        "MetricsAvailable, RequestsSucceed."
+    ),
 )
 """The structural schema of `status`."""

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,6 @@ from sluice_frontend.batches.item import Item
 from unit.cli.batch.tiny_api import Asked, Reply, TinyApi, line, results, tiny_api, write_input
 
 REFUSED = Reply(400, b'{"error": {"message": "no"}}')
-
-
-@pytest.fixture
-def api() -> Iterator[TinyApi]:
-    with tiny_api() as api:
-        yield api
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,12 +13,6 @@ from sluice_core.contract import BatchReport, decode
 from unit.cli.batch.tiny_api import Reply, TinyApi, line, results, tiny_api, write_input
 
 NO = Reply(400, b'{"error": {"message": "no"}}')
-
-
-@pytest.fixture
-def api() -> Iterator[TinyApi]:
-    with tiny_api() as api:
-        yield api
 
 
 @pytest.fixture
