@@ -114,6 +114,17 @@ def kill(cluster: Cluster, namespace: str, selector: str) -> None:
     cluster.kube.kubectl("delete", "pod", "-n", namespace, "-l", selector, *now)
 
 
+def drain(cluster: Cluster, selector: str) -> None:
+    """Evict the pods as a drain of their node does, until they are gone; then it takes pods again."""
+    [node] = cluster.kube.get("nodes")["items"]
+    name = node["metadata"]["name"]
+    rest = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
+    try:
+        cluster.kube.kubectl("drain", name, f"--pod-selector={selector}", *rest)
+    finally:
+        cluster.kube.kubectl("uncordon", name)
+
+
 def completed(status: dict[str, Any]) -> int:
     return int((status.get("counts") or {}).get("completed") or 0)
 

@@ -1,4 +1,4 @@
-"""InferenceBatches on real pods: one beside a service through two kills, one with an engine."""
+"""InferenceBatches on real pods: one beside a service through two kills and a drain, one with an engine."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,7 @@ from e2e.batches import (
     apply,
     completed,
     delete,
+    drain,
     kill,
     lines,
     start,
@@ -38,7 +39,7 @@ def service(cluster: Cluster) -> Iterator[Cluster]:
     cluster.delete(SERVICE)
 
 
-def test_a_thousand_prompts_beside_a_service_outlive_a_killed_pod_and_a_killed_operator(
+def test_a_thousand_prompts_beside_a_service_outlive_two_kills_and_a_drain(
     service: Cluster, files: Files
 ) -> None:
     files.write("in.jsonl", lines(NUM, SERVICE, 160))
@@ -49,6 +50,9 @@ def test_a_thousand_prompts_beside_a_service_outlive_a_killed_pod_and_a_killed_o
         wait(service, "e2e-batch", "some results", 180, lambda s: completed(s) >= 50)
         kill(service, NAMESPACE, "app.kubernetes.io/instance=e2e-batch.batch")
         before = wait(service, "e2e-batch", "more of them", 180, lambda s: completed(s) >= 200)
+        assert before["state"] == "in_progress"
+        drain(service, "app.kubernetes.io/instance=e2e-batch.batch")
+        before = wait(service, "e2e-batch", "more again", 180, lambda s: completed(s) >= 400)
         assert before["state"] == "in_progress"
         kill(service, SYSTEM, "app.kubernetes.io/name=sluice-operator")
         after = wait(service, "e2e-batch", "the end", 400, lambda s: s.get("state") == "completed")

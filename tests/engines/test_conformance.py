@@ -4,14 +4,18 @@
 """
 
 import asyncio
+import json
 import random
 import signal
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
@@ -315,6 +319,26 @@ async def test_answers_are_byte_for_byte_the_engines(rig: Rig, record_property: 
     record_property("equal", len(all_asked) - len(different))
     assert len(all_asked) >= 50
     assert not different, "\n".join(different)
+
+
+async def test_sluice_batch_has_each_answer_once(rig: Rig, tmp_path: Path) -> None:
+    given, asked = tmp_path / "in.jsonl", whole_body(16)
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": asked}
+        for number in range(40)
+    ]
+    given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    async with rig.gate(cap=2) as (gate, _):
+        behind = ("--url", gate.url, "--admin-url", gate.admin_url, "--background")
+        for name, flags in (("alone", ("--url", rig.engine.url)), ("behind", behind)):
+            out = tmp_path / name
+            command = [sys.executable, "-m", "sluice", "batch", str(given), "-o", str(out), *flags]
+            run = partial(subprocess.run, command, capture_output=True, text=True, timeout=300.0)
+            done = await asyncio.to_thread(run)
+            assert done.returncode == 0, done.stderr
+            told = [json.loads(line) for line in out.read_text().splitlines()]
+            assert sorted(int(each["custom_id"]) for each in told) == [*range(40)]
+            assert {each["response"]["status_code"] for each in told} == {200}
 
 
 async def test_nobody_reloads_or_unloads_ollamas_model(rig: Rig) -> None:

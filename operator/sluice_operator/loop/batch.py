@@ -69,13 +69,14 @@ class BatchKind:
         fit = judge(engine.spec, found) if engine and found else None
         if live is None:
             return BatchObserved(None, previous, fit, *await self._service(batch))
+        ends = await self._ends_of(live)  # first: a drained pod goes within a second of its end
         return BatchObserved(
             job=live,
             previous=previous,
             fit=fit,
             pods=tuple(pod_of(body, now) for body in self._pods()),
             live=await self._reports(),
-            ends=await self._ends_of(live),
+            ends=ends,
         )
 
     def plan(self, batch: InferenceBatch, observed: BatchObserved, now: float) -> BatchPlan:

@@ -1,7 +1,8 @@
 """A batch's status: state, counts of each shard, and conditions. Pure.
 
 Counts never become less: a pod that replaces another one says nothing at first, and an operator
-that starts knows no pod. So each shard keeps the most that was told of it.
+that starts knows no pod. So each shard keeps the most that was told of it. A Job is complete when
+each line has its result, also where a drained pod went before anybody read its last word.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,11 +62,11 @@ def build(seen: BatchSeen, previous: Object, now: float) -> dict[str, Any]:
     results = _results(seen, previous)
     told = [*seen.live.values(), *(end.report for end in seen.ends if end.report)]
     before = count((previous.get("counts") or {}).get("total")) or 0
-    counts = _Counts(
-        max([before, *(report.total for report in told)]),
-        sum(one["completed"] for one in results),
-        sum(one["failed"] for one in results),
-    )
+    total = max([before, *(report.total for report in told)])
+    completed, failed = [sum(one[what] for one in results) for what in ("completed", "failed")]
+    if seen.job and seen.job.is_complete:
+        completed = max(completed, total - failed)
+    counts = _Counts(total, completed, failed)
     state = _state(seen, counts)
     rate = 0.0 if state in ENDS else sum(report.rate for report in seen.live.values())
     left = {"timeLeft": round((counts.total - counts.done) / rate)} if rate > 0 else {}

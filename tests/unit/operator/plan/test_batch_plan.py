@@ -168,6 +168,18 @@ def test_all_failed_is_completed_and_no_success(
     assert "rate" not in planned.status
 
 
+def test_a_pod_that_went_before_its_last_word_was_read_has_done_its_shard() -> None:
+    batch = create_batch(shards=2)
+    before = look(batch, live={0: BatchReport(100, 10, 38, 2, 4.0)}).status
+    ends = [end(1, 0, total=100, completed=50, failed=0)]
+    planned = look(batch, COMPLETE, previous=before, ends=ends)
+    assert planned.status["counts"] == {"total": 100, "completed": 98, "failed": 2}
+    assert condition(planned, "Succeeded") == (
+        *("True", "SomeFailed"),
+        "100 of 100 done, 2 failed",
+    )
+
+
 def test_bad_input_is_told_in_the_words_of_the_command() -> None:
     ends = [
         end(0, 2, "2025-10-09T08:00:00Z", message="nothing was sent: line 3: it is not JSON"),
