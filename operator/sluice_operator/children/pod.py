@@ -373,12 +373,11 @@ def _engine(
     probe, which asks the gate: a restart of the gate would not help. The gate answers 200 while the
     engine starts, however long that takes. Five failures leave a gate that ends the time to be
     started again. `follows`: it has no gate, but the first pod's engine."""
-    spec, model = service.spec, service.spec.model
-    run = _invocation(service, capacity, commit, follows=follows)
+    spec, run = service.spec, _invocation(service, capacity, commit, follows=follows)
     own = [{"name": name, "value": value} for name, value in run.env.items()]
     given = {one.name: one.manifest() for one in spec.engine.env}
     taken = {*given, *_other_spellings(given)}
-    home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if model.repo else []
+    home = [{"name": "HF_HOME", "value": _CACHE_MOUNT}] if spec.model.repo else []
     hub = _hub_environment(service, settings)
     ours = [*_environment(service), _USER_NAME, *home, *hub, *own, *_admin_key(service)]
     alive = {

@@ -187,18 +187,7 @@ class Engine:
         model: StepModel | None,
     ) -> StepReport:
         return StepReport(
-            tokens=[
-                TokenOut(
-                    o.sequence.request_id,
-                    o.token_id,
-                    o.finish_reason,
-                    _first(o, ended),
-                    o.sequence.scores,
-                    o.sequence.num_preemptions,
-                )
-                for o in outcomes
-                if o.token_id is not None
-            ],
+            tokens=[_token(o, o.token_id, ended) for o in outcomes if o.token_id is not None],
             epoch=step.limits.epoch,
             started_s=started,
             step_s=ended - started,
@@ -241,6 +230,12 @@ def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
         if sequence.prompt_scores is not None:
             yield PromptScores(sequence.request_id, sequence.prompt_scores)
             sequence.prompt_scores = None
+
+
+def _token(outcome: BookedToken, token_id: int, now: float) -> TokenOut:
+    sequence, first = outcome.sequence, _first(outcome, now)
+    counted = sequence.scores, sequence.num_preemptions
+    return TokenOut(sequence.request_id, token_id, outcome.finish_reason, first, *counted)
 
 
 def _first(outcome: BookedToken, now: float) -> FirstParts | None:

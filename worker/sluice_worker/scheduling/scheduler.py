@@ -141,6 +141,13 @@ class Scheduler:
         self._running.end_batch()
         return True
 
+    def _ready(self, law: ChunkLaw, now: float) -> tuple[list[StepWork], bool]:
+        """The decodes of this step, and whether blocks were short for them."""
+        before = self.counters.num_preemptions
+        self.background.make_room(self.limits, now)
+        ready = self._running.decodes()
+        return self.background.fitting(law, ready), self.counters.num_preemptions > before
+
     def schedule(
         self, now: float, law: ChunkLaw, growth: Growth = few_decodes, *, is_ahead: bool = False
     ) -> Step:
@@ -148,11 +155,7 @@ class Scheduler:
         the device has begun with the decodes, so prefill, which would read all weights once more
         beside this step, waits for the next one."""
         self._begin_step(now)
-        running, before = self._running, self.counters.num_preemptions
-        self.background.make_room(self.limits, now)
-        ready = running.decodes()
-        is_short = self.counters.num_preemptions > before
-        ready = self.background.fitting(law, ready)
+        running, (ready, is_short) = self._running, self._ready(law, now)
         works = [work for work in ready if work.sequence not in self._held]
         line = iter(()) if is_short else self._line(works, law, now)
         first = list(islice(line, max(self.limits.cap - len(works), 0)))
@@ -182,10 +185,8 @@ class Scheduler:
         served = {work.sequence for work in works} if self._has_order else set(prefills)
         self._passed = [sequence for sequence in unfinished if sequence not in served]
         works = sorted(works + running.padding(), key=lambda work: work.num_tokens > 1)
-        is_long = division.is_long and not is_held_back
-        return Step.of(
-            works, running.num_computing, self.limits, running.begun, is_held_back, is_long=is_long
-        )
+        counted = running.num_computing, self.limits, running.begun, is_held_back
+        return Step.of(works, *counted, is_long=division.is_long and not is_held_back)
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[BookedToken]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
