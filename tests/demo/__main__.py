@@ -219,7 +219,8 @@ class Demo:
         results = [*self.seen, *timeline.checks(self.rows, self.phases, targets_ms)]
         story = timeline.as_json(self.rows, self.phases, results)
         (out / f"{self.name}.json").write_text(json.dumps(story, indent=1))
-        timeline_png(self.rows, ttft_ms, itl_ms, self.name, out / f"{self.name}.png")
+        png = out / f"{self.name}.png"
+        timeline_png(self.rows, ttft_ms, itl_ms, self.name, png, self.phases)
         say("\n== what was seen")
         for check in results:
             say(f"   {'yes' if check.seen else 'NO '}  {check.claim}: {check.detail}")

@@ -1,7 +1,8 @@
 """A timeline as a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from demo.timeline import Row
 from matplotlib.axes import Axes
@@ -20,15 +21,23 @@ SHADES = {"warmup": "#eef3f8", "capacity": "#dce9f5", "low": "#f6f6f6", "high": 
 
 
 def timeline_png(
-    rows: Sequence[Row], ttft_ms: float | None, itl_ms: float | None, title: str, path: Path
+    rows: Sequence[Row],
+    ttft_ms: float,
+    itl_ms: float,
+    title: str,
+    path: Path,
+    phases: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Four panels over one time axis: arrivals, cap and batch, pods, P99 against targets."""
+    """Four panels over one time axis: load, cap and batch, pods, P99 against targets. `phases`:
+    what the load's clients tell of each, for the line of what they sent."""
     start = rows[0].t_s
     t = [r.t_s - start for r in rows]
     figure = Figure(figsize=(11, 9), layout="constrained")
     axes = figure.subplots(4, 1, sharex=True)
-    axes[0].plot(t, [r.arrivals_per_s or 0.0 for r in rows], color="#444")
-    axes[0].set_ylabel("arrivals / s")
+    _draw_sent(axes[0], phases, start)
+    arrivals = [r.arrivals_per_s or 0.0 for r in rows]
+    axes[0].plot(t, arrivals, color="#444", linewidth=1, label="seen by the operator")
+    axes[0].set_ylabel("requests / s")
     axes[1].step(t, [r.cap for r in rows], where="post", label="cap", color="#1f6fb4")
     batch = [r.effective_batch or 0.0 for r in rows]
     axes[1].plot(t, batch, label="effective batch", color="#e08214", linewidth=1)
@@ -42,14 +51,17 @@ def timeline_png(
         ([r.itl_p99_ms for r in rows], itl_ms, "inter token", "#c2417c"),
     ):
         axes[3].plot(t, [v or float("nan") for v in values], label=f"P99 {label}", color=colour)
-        if target:
-            axes[3].axhline(target, color=colour, linestyle="--", linewidth=0.8)
+        axes[3].axhline(target, color=colour, linestyle="--", linewidth=0.8)
+        over = [v is not None and v > target for v in values]
+        highs = [v or target for v in values]
+        axes[3].fill_between(t, target, highs, where=over, color=colour, alpha=0.15, linewidth=0)
     axes[3].set_yscale("log")
     axes[3].set_ylabel("ms (dashed: target)")
     axes[3].set_xlabel("seconds")
     _shade_phases(axes, rows, start)
     _mark_second_pod(axes, rows, start)
-    for axis in axes[1:]:
+    _mark_recovery(axes[3], rows, ttft_ms, itl_ms)
+    for axis in axes:
         axis.legend(loc="upper right")
     figure.suptitle(f"{title}: load, cap, pods, P99 of the last window")
     figure.savefig(path, dpi=110)
@@ -62,6 +74,29 @@ def _mark_second_pod(axes: Sequence[Axes], rows: Sequence[Row], start: float) ->
     for axis in axes:
         axis.axvline(at_s, color="#2a8f4d", linestyle=":", linewidth=1.2)
     axes[2].annotate("second pod ready", (at_s, 0.1), (6, 0), textcoords="offset points")
+
+
+def _mark_recovery(axis: Axes, rows: Sequence[Row], ttft_ms: float, itl_ms: float) -> None:
+    """The look from which on both P99s stay within their targets, after a second pod was ready."""
+    late = [r for r in rows if r.ttft_p99_ms is None or r.itl_p99_ms is None
+            or r.ttft_p99_ms > ttft_ms or r.itl_p99_ms > itl_ms]  # fmt: skip
+    if not late or late[-1] is rows[-1] or not any(r.ready >= 2 for r in rows):
+        return
+    at_s = rows[rows.index(late[-1]) + 1].t_s - rows[0].t_s
+    axis.axvline(at_s, color="#444", linestyle=":", linewidth=1.2)
+    axis.annotate(
+        "both within their targets again", (at_s, 0.6), (6, 0), ("data", "axes fraction"),
+        textcoords="offset points",
+    )  # fmt: skip
+
+
+def _draw_sent(axis: Axes, phases: Sequence[Mapping[str, Any]], start: float) -> None:
+    """A line a phase at the rate that its clients sent."""
+    for number, phase in enumerate(phases):
+        end_s, rate = phase["t_s"] - start, phase["requests_per_s"]
+        label = "sent by the clients" if number == 0 else None
+        times = (end_s - phase["seconds"], end_s)
+        axis.plot(times, (rate, rate), color="#1f6fb4", linewidth=3, alpha=0.5, label=label)
 
 
 def _shade_phases(axes: Sequence[Axes], rows: Sequence[Row], start: float) -> None:
