@@ -115,7 +115,7 @@ def kill(cluster: Cluster, namespace: str, selector: str) -> None:
 
 
 def drain(cluster: Cluster, selector: str) -> None:
-    """Evict the pods as a drain of their node does, until they are gone; then it takes pods again."""
+    """Evict the pods as a drain of their node does, which takes pods again once they are gone."""
     [node] = cluster.kube.get("nodes")["items"]
     name = node["metadata"]["name"]
     rest = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")

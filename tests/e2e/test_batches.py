@@ -1,4 +1,4 @@
-"""InferenceBatches on real pods: one beside a service through two kills and a drain, one with an engine."""
+"""InferenceBatches on real pods: one through two kills and a drain, one with its own engine."""
 
 from collections.abc import Iterator
 
