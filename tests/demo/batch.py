@@ -161,7 +161,7 @@ def picture(seen: Seen, path: Path) -> None:
             axis.axvline(at_s, color=RED, linewidth=0.8)
     for at_s, whom in seen.kills:
         axes[0].annotate(
-            f"killed: {whom}", (at_s, 0.75 * NUM), (4, 0), textcoords="offset points", color=RED
+            f"killed: {whom}", (at_s, 0.08 * NUM), (4, 0), textcoords="offset points", color=RED
         )
     axes[0].annotate(
         "the batch is applied", (seen.began_s, 0.9 * NUM), (4, 0), textcoords="offset points"
