@@ -141,21 +141,13 @@ class Scheduler:
         self._running.end_batch()
         return True
 
-    def _ready(self, law: ChunkLaw, now: float) -> tuple[list[StepWork], bool]:
-        """The decodes of this step, and whether blocks were short for them."""
-        before = self.counters.num_preemptions
-        self.background.make_room(self.limits, now)
-        ready = self._running.decodes()
-        return self.background.fitting(law, ready), self.counters.num_preemptions > before
-
     def schedule(
         self, now: float, law: ChunkLaw, growth: Growth = few_decodes, *, is_ahead: bool = False
     ) -> Step:
         """Choose the next step's work; takes blocks for it, and preempts if none is left. is_ahead:
         the device has begun with the decodes, so prefill, which would read all weights once more
         beside this step, waits for the next one."""
-        self._begin_step(now)
-        running, (ready, is_short) = self._running, self._ready(law, now)
+        running, (ready, is_short) = self._running, self._begin_step(law, now)
         works = [work for work in ready if work.sequence not in self._held]
         line = iter(()) if is_short else self._line(works, law, now)
         first = list(islice(line, max(self.limits.cap - len(works), 0)))
@@ -213,12 +205,17 @@ class Scheduler:
 
     # Choosing the work of a step
 
-    def _begin_step(self, now: float) -> None:
+    def _begin_step(self, law: ChunkLaw, now: float) -> tuple[list[StepWork], bool]:
+        """Advance the clocks; the decodes of the step, and whether blocks were short for them."""
         self._queue.clocks.advance(now)
         for sequence in self._passed:
             sequence.passed_s += now - self._scheduled_s
         self._scheduled_s = now
         self._running.begun.clear()
+        before = self.counters.num_preemptions
+        self.background.make_room(self.limits, now)
+        ready = self._running.decodes()
+        return self.background.fitting(law, ready), self.counters.num_preemptions > before
 
     def _line(self, decodes: Seq[StepWork], law: ChunkLaw, now: float) -> Iterator[Sequence]:
         """Those without a place among `decodes`, in order."""
