@@ -143,7 +143,7 @@ def test_words_of_a_user_come_out_clean(words: str) -> None:
     )
     observed = create_observed(service, runtime=DecidedRuntime(1, 4, 1, past), pods=(create_pod(),))
     assert_clean(plan(service, observed, SETTINGS, NOW + 60), {})
-    named = changed(valid_object(), "spec.slo", {words: "1s"})
+    named = changed(valid_object(), "spec.slo", {f"x{words}": "1s"})  # never one of ours
     made, observed = planned(parse_service(named))
     assert_clean(made, {})
     with pytest.raises(SpecError) as told:
