@@ -166,12 +166,14 @@ def static_png(rows: Sequence[Row], path: Path) -> None:
     """A column for each trace, a row for each figure; bars are medians, dots the repeats."""
     traces = list(dict.fromkeys(row.trace for row in rows))
     size = (4.4 * len(traces), 2.3 * len(PANELS))
+    names = list(max((of(rows, trace) for trace in traces), key=len))
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(len(PANELS), len(traces), squeeze=False, sharex=True, sharey="row")
     for line, (title, name, factor) in zip(axes, PANELS, strict=True):
         line[0].set_ylabel(title, fontsize=9)
         for axis, trace in zip(line, traces, strict=True):
             _bars(axis, of(rows, trace), name, factor)
+            axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
         most = factor * max(getattr(row, name) or 0.0 for row in rows)
         line[0].set_ylim(0, 1.2 * most or 1.0)
     for axis, trace in zip(axes[0], traces, strict=True):
@@ -192,4 +194,3 @@ def _bars(axis: Axes, found: dict[str, list[Row]], name: str, factor: float) -> 
         axis.annotate(
             told, (place, at), (0, 3), textcoords="offset points", ha="center", fontsize=7
         )
-    axis.set_xticks(range(len(found)), list(found), rotation=35, ha="right", fontsize=8)
