@@ -166,7 +166,7 @@ def static_png(rows: Sequence[Row], path: Path) -> None:
     """A column for each trace, a row for each figure; bars are medians, dots the repeats."""
     traces = list(dict.fromkeys(row.trace for row in rows))
     size = (4.4 * len(traces), 2.3 * len(PANELS))
-    names = list(max((of(rows, trace) for trace in traces), key=len))
+    names = max((list(of(rows, trace)) for trace in traces), key=len)
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(len(PANELS), len(traces), squeeze=False, sharex=True, sharey="row")
     for line, (title, name, factor) in zip(axes, PANELS, strict=True):
