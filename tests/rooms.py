@@ -2,10 +2,9 @@
 
     python -m rooms [--figures] [ROOT]
 
-It fails where a package has more lines than its budget, or a function more than 40.
-Who needs more deletes something, or changes the budget in a commit of its own that says why. A
-room is a folder of a package.
-`--figures` adds what docs/structure.md shows.
+It fails where a package has more lines than its budget, or a function more than 40. Who needs more
+deletes something, or changes the budget in a commit of its own that says why. A room is a folder of
+a package. `--figures` adds what docs/structure.md shows.
 """
 
 import argparse

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.timeline import Row
+from demo.timeline import Row, is_held
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -78,8 +78,7 @@ def _mark_second_pod(axes: Sequence[Axes], rows: Sequence[Row], start: float) ->
 
 def _mark_recovery(axis: Axes, rows: Sequence[Row], ttft_ms: float, itl_ms: float) -> None:
     """The look from which on both P99s stay within their targets, after a second pod was ready."""
-    late = [r for r in rows if r.ttft_p99_ms is None or r.itl_p99_ms is None
-            or r.ttft_p99_ms > ttft_ms or r.itl_p99_ms > itl_ms]  # fmt: skip
+    late = [row for row in rows if not is_held(row, ttft_ms, itl_ms)]
     if not late or late[-1] is rows[-1] or not any(r.ready >= 2 for r in rows):
         return
     at_s = rows[rows.index(late[-1]) + 1].t_s - rows[0].t_s

@@ -139,9 +139,16 @@ def broken(
 
 def held_share(rows: Sequence[Row], ttft_ms: float, itl_ms: float) -> float:
     """The share of looks at which both P99s of the object's window were within their targets."""
-    pairs = [(row.ttft_p99_ms, row.itl_p99_ms) for row in rows]
-    held = [t <= ttft_ms and i <= itl_ms for t, i in pairs if t is not None and i is not None]
+    looks = [is_held(row, ttft_ms, itl_ms) for row in rows]
+    held = [look for look in looks if look is not None]
     return sum(held) / max(len(held), 1)
+
+
+def is_held(row: Row, ttft_ms: float, itl_ms: float) -> bool | None:
+    """Whether both P99s were within their targets; None where one had no samples."""
+    if row.ttft_p99_ms is None or row.itl_p99_ms is None:
+        return None
+    return row.ttft_p99_ms <= ttft_ms and row.itl_p99_ms <= itl_ms
 
 
 def shared(phases: Sequence[Mapping[str, Any]]) -> Check:

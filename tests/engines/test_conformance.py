@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import json
 import random
 import signal
 import socket
@@ -24,6 +23,7 @@ from engines.launchers import CAPACITY
 from engines.parity import Answered, Asked, answered, requests
 from engines.rig import Rig
 from sluice_core.contract import TICK_SECONDS, RuntimeConfig
+from unit.cli.batch.tiny_api import line, results
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -323,11 +323,7 @@ async def test_answers_are_byte_for_byte_the_engines(rig: Rig, record_property: 
 
 async def test_sluice_batch_has_each_answer_once(rig: Rig, tmp_path: Path) -> None:
     given, asked = tmp_path / "in.jsonl", whole_body(16)
-    lines = [
-        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": asked}
-        for number in range(40)
-    ]
-    given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given.write_text("".join(line(str(n), "/v1/completions", **asked) for n in range(40)))
     async with rig.gate(cap=2) as (gate, _):
         behind = ("--url", gate.url, "--admin-url", gate.admin_url, "--background")
         for name, flags in (("alone", ("--url", rig.engine.url)), ("behind", behind)):
@@ -336,7 +332,7 @@ async def test_sluice_batch_has_each_answer_once(rig: Rig, tmp_path: Path) -> No
             run = partial(subprocess.run, command, capture_output=True, text=True, timeout=300.0)
             done = await asyncio.to_thread(run)
             assert done.returncode == 0, done.stderr
-            told = [json.loads(line) for line in out.read_text().splitlines()]
+            told = results(out)
             assert sorted(int(each["custom_id"]) for each in told) == [*range(40)]
             assert {each["response"]["status_code"] for each in told} == {200}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from msgspec import structs
 from sluice_core.contract import StepModel
 from sluice_core.law import Law
-from sluice_core.port import EngineLimits, EngineLoad, FirstParts, SpeculationTotals
+from sluice_core.port import EngineLimits, EngineLoad, SpeculationTotals
 from sluice_core.steptime import REFIT_S, StepRecord, StepTimes
 from sluice_core.wire import Abort, Finished, PromptScores, StepReport, Submit, TokenOut
 
@@ -233,12 +233,13 @@ def _take_prompt_scores(step: Step) -> Iterator[PromptScores]:
 
 
 def _token(outcome: BookedToken, token_id: int, now: float) -> TokenOut:
-    sequence, first = outcome.sequence, _first(outcome, now)
-    counted = sequence.scores, sequence.num_preemptions
-    return TokenOut(sequence.request_id, token_id, outcome.finish_reason, first, *counted)
-
-
-def _first(outcome: BookedToken, now: float) -> FirstParts | None:
-    """The parts of a request's time, with its first token."""
+    """A token as it is sent; the first one has the parts of its request's time."""
     sequence = outcome.sequence
-    return sequence.time_spent(now) if sequence.num_output_tokens == 1 else None
+    return TokenOut(
+        sequence.request_id,
+        token_id,
+        outcome.finish_reason,
+        sequence.time_spent(now) if sequence.num_output_tokens == 1 else None,
+        sequence.scores,
+        sequence.num_preemptions,
+    )

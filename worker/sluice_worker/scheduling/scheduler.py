@@ -177,8 +177,10 @@ class Scheduler:
         served = {work.sequence for work in works} if self._has_order else set(prefills)
         self._passed = [sequence for sequence in unfinished if sequence not in served]
         works = sorted(works + running.padding(), key=lambda work: work.num_tokens > 1)
-        counted = running.num_computing, self.limits, running.begun, is_held_back
-        return Step.of(works, *counted, is_long=division.is_long and not is_held_back)
+        is_long = division.is_long and not is_held_back
+        return Step.of(
+            works, running.num_computing, self.limits, running.begun, is_held_back, is_long=is_long
+        )
 
     def commit(self, step: Step, sampled: Seq[int | None], now: float) -> list[BookedToken]:
         """Book a step that ran. `sampled`: a token per sampled position, None for NaN logits."""
