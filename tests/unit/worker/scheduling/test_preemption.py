@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_frontend.evidence.recorder import largest_part
-from sluice_worker.engine import loop as engine_module
 from sluice_worker.scheduling import running as running_module
 from sluice_worker.scheduling.blocks import BlockPool
 from sluice_worker.scheduling.preemption import choose_victim, recompute_tokens
@@ -154,7 +153,7 @@ def test_what_is_waited_for_after_a_preemption_is_no_prefill() -> None:
             work, [5 for w in work.works for _ in range(w.num_samples)], now_s
         )
         found = [o for o in outcomes if o.sequence.request_id == "waits"]
-        parts = engine_module._first(found[0], now_s) if found else None
+        parts = found[0].sequence.time_spent(now_s) if found else None
     ttft_s = now_s - 0.1
     assert waits.num_preemptions == 1
     assert parts.wait_kv_s + parts.prefill_s == pytest.approx(ttft_s, abs=0.2)
