@@ -11,6 +11,7 @@ import tempfile
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from PIL import Image
 from sluice.processes import die_with_parent
 from sluice_cluster import debian
 from sluice_cluster.settings import ClusterSettings
+from sluice_cluster.shell import wait_until
 
 PACKAGES = {
     "chromium": "/usr/bin/chromium",
@@ -113,7 +115,7 @@ class Tab:
     async def until(self, expression: str, limit_s: float = 30.0) -> None:
         """Wait until the expression is true."""
         async with asyncio.timeout(limit_s):
-            while not await self.value(expression):
+            while not await self.value(expression):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
     async def picture(self, path: Path, *, most_high: int = 4000) -> None:
@@ -140,14 +142,16 @@ async def opened() -> AsyncIterator[Tab]:
         )  # fmt: skip
         try:
             url = await _address(Path(folder) / "DevToolsActivePort")
-            async with aiohttp.ClientSession() as session:
-                async with session.ws_connect(url, max_msg_size=0) as socket:
-                    tab = Tab(socket)
-                    reader = asyncio.create_task(tab.read())
-                    await tab.begin()
-                    yield tab
-                    await tab.call("Browser.close")
-                    await reader
+            async with (
+                aiohttp.ClientSession() as session,
+                session.ws_connect(url, max_msg_size=0) as socket,
+            ):
+                tab = Tab(socket)
+                reader = asyncio.create_task(tab.read())
+                await tab.begin()
+                yield tab
+                await tab.call("Browser.close")
+                await reader
         finally:
             if process.returncode is None:
                 process.terminate()
@@ -156,7 +160,11 @@ async def opened() -> AsyncIterator[Tab]:
 
 async def _address(file: Path) -> str:
     """Where the browser listens, which it writes when it does."""
-    async with asyncio.timeout(START_S):
-        while not (file.exists() and len(words := file.read_text().split()) == 2):
-            await asyncio.sleep(0.05)
-    return f"ws://127.0.0.1:{words[0]}{words[1]}"
+    is_there = partial(wait_until, "the browser", lambda: len(_words(file)) == 2, START_S)
+    await asyncio.to_thread(is_there)
+    port, path = _words(file)
+    return f"ws://127.0.0.1:{port}{path}"
+
+
+def _words(file: Path) -> list[str]:
+    return file.read_text().split() if file.exists() else []

@@ -34,20 +34,16 @@ NO_SCROLL = "document.documentElement.scrollWidth <= innerWidth"
 def running_ui(*flags: str, kubectl: Path | None = None) -> Iterator[str]:
     """`sluice ui`, and its address with the token; it ends with 0."""
     path = f"{kubectl.parent}{os.pathsep}" if kubectl else ""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sluice", "ui", *flags],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PATH": path + os.environ["PATH"]},
-        text=True,
-    )
-    try:
-        assert process.stdout
-        yield process.stdout.readline().split()[0]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-m", "sluice", "ui", *flags]
+    environment = {**os.environ, "PATH": path + os.environ["PATH"]}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout
+            yield process.stdout.readline().split()[0]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -197,8 +193,10 @@ async def test_an_api_server_that_is_away_leaves_the_page_with_the_age_of_its_da
 
 async def test_one_server_is_shown_without_a_cluster(tmp_path: Path, tab: browser.Tab) -> None:
     slo = ("--slo-ttft-ms", "500", "--slo-itl-ms", "100")
-    with running_worker(tmp_path, "--max-num-seqs", "4", *slo) as worker:
-        with running_ui(f"--url={worker.url}", f"--admin-url={worker.admin_url}") as url:
+    with ExitStack() as life:
+        worker = life.enter_context(running_worker(tmp_path, "--max-num-seqs", "4", *slo))
+        flags = (f"--url={worker.url}", f"--admin-url={worker.admin_url}")
+        with running_ui(*flags) as url:
             await tab.open(url)
             await tab.size(1280)
             body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 64, "ignore_eos": True}
@@ -206,9 +204,9 @@ async def test_one_server_is_shown_without_a_cluster(tmp_path: Path, tab: browse
                 for _ in range(20):
                     answer = await client.post(f"{worker.url}/v1/completions", json=body)
                     assert answer.is_success
-            await tab.until("document.querySelector('path.line.purple')?.getAttribute('d')")
-            patch = {"epoch": 1, "cap": 2}
-            assert httpx.patch(worker.admin_url + "/v1/runtime_config", json=patch).is_success
+                await tab.until("document.querySelector('path.line.purple')?.getAttribute('d')")
+                patch, route = {"epoch": 1, "cap": 2}, "/v1/runtime_config"
+                assert (await client.patch(worker.admin_url + route, json=patch)).is_success
             await tab.until("document.body.innerText.includes('epoch 1: cap 4 -> 2')")
             said = await tab.text()
             assert "cap 2 of at most 4" in said

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from sluice.page import Html, join, tag
+from sluice.page import Html, tag
 
 from .history import HOUR_S, Point
 
@@ -131,9 +131,7 @@ def chart(
     return tag("figure", tag("figcaption", tag("b", title), told_now), picture, class_="chart")
 
 
-def spark(
-    line: Line, points: Sequence[Point], span: Span, *, target: float | None = None
-) -> Html:
+def spark(line: Line, points: Sequence[Point], span: Span, *, target: float | None = None) -> Html:
     """A small curve without numbers."""
     values = [v for point in points if (v := point.values.get(line.name)) is not None]
     scale = _Scale.over([*values, *([target] if target else [])], is_log=False)
@@ -173,7 +171,9 @@ def _inner(*parts: Html | str) -> Html:
 
 def _key(line: Line, points: Sequence[Point], say: Callable[[float], str]) -> Html:
     now = points[-1].values.get(line.name) if points else None
-    return tag("span", f"{line.label} {'-' if now is None else say(now)}", class_=f"key {line.colour}")
+    return tag(
+        "span", f"{line.label} {'-' if now is None else say(now)}", class_=f"key {line.colour}"
+    )
 
 
 def _path(line: Line, points: Sequence[Point], span: Span, scale: _Scale) -> Html:
@@ -242,4 +242,6 @@ def _times(span: Span) -> Iterator[Html]:
         (middle_s, "50%", "middle"),
         (span.end_s, "100%", "end"),
     ):
-        yield tag("text", clock(at_s)[:5], x=x, y="100%", dy="14", text_anchor=anchor, class_="tick")
+        yield tag(
+            "text", clock(at_s)[:5], x=x, y="100%", dy="14", text_anchor=anchor, class_="tick"
+        )

@@ -59,11 +59,15 @@ async def _run(args: argparse.Namespace) -> None:
         await _serve(source, args.port, looks)
 
 
-async def _serve(source: "cluster.Cluster | server.Server", port: int, looks: "asyncio.Task[None]") -> None:
+async def _serve(
+    source: "cluster.Cluster | server.Server", port: int, looks: "asyncio.Task[None]"
+) -> None:
     """Give pages until `looks` ends."""
     with socket.create_server((HOST, port)) as listener:
         token, port = secrets.token_urlsafe(32), listener.getsockname()[1]
-        runner = web.AppRunner(Site(source, token, port).app(), access_log=None, shutdown_timeout=LEAVES_S)
+        runner = web.AppRunner(
+            Site(source, token, port).app(), access_log=None, shutdown_timeout=LEAVES_S
+        )
         await runner.setup()
         try:
             await web.SockSite(runner, listener).start()

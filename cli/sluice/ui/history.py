@@ -45,9 +45,9 @@ class History:
     def add(self, at_s: float, values: Values) -> None:
         """Keep one look. Of many that are equal, the first and the last are kept."""
         last = list(self.points)[-2:]
-        if not self._is_broken and len(last) == 2 and not last[1].is_first:
-            if last[0].values == last[1].values == values:
-                self.points.pop()
+        is_same = len(last) == 2 and last[0].values == last[1].values == values
+        if is_same and not (self._is_broken or last[1].is_first):
+            self.points.pop()
         self.points.append(Point(at_s, values, self._is_broken))
         self._is_broken = False
         while len(self.points) > 1 and self.points[1].at_s < at_s - HOUR_S:

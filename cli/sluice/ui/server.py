@@ -96,9 +96,7 @@ class Server:
 
 
 @asynccontextmanager
-async def opened(
-    url: str, admin_url: str | None, token_file: Path | None
-) -> AsyncIterator[Server]:
+async def opened(url: str, admin_url: str | None, token_file: Path | None) -> AsyncIterator[Server]:
     """The server behind the API at `url`, which has answered once. Raises EndpointError."""
     parts = urlsplit(url)
     at = admin_url or f"{parts.scheme}://{in_url(parts.hostname or '')}:{ADMIN_PORT}"

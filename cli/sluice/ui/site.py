@@ -28,7 +28,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 FILES = {"style.css": "text/css", "live.js": "text/javascript"}
-NO_TOKEN = "The token is missing or of another run: open the address that `sluice ui` printed."
+UNKNOWN = "The token is missing or of another run: open the address that `sluice ui` printed."
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -59,11 +59,15 @@ class Site:
         return app
 
     async def _page(self, request: web.Request) -> web.Response:
-        path = [request.match_info[key] for key in ("namespace", "name") if key in request.match_info]
+        path = [
+            request.match_info[key] for key in ("namespace", "name") if key in request.match_info
+        ]
         page, status = await self._source.page(path), 200
         if page is None:
             status, said = 404, tag("p", "There is no such service, or not any more.")
-            page = document("Gone", tag("section", said, tag("a", "all services", href="/"), id="head"))
+            page = document(
+                "Gone", tag("section", said, tag("a", "all services", href="/"), id="head")
+            )
         return web.Response(text=page, content_type="text/html", charset="utf-8", status=status)
 
     def _guard(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
@@ -80,7 +84,7 @@ class Site:
                 onward.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
                 raise onward
             if not self._is_token(request.cookies.get(self._cookie)):
-                raise web.HTTPUnauthorized(text=NO_TOKEN)
+                raise web.HTTPUnauthorized(text=UNKNOWN)
             return await handler(request)
 
         return guard
@@ -90,7 +94,7 @@ class Site:
 
 
 def _file(name: str, kind: str) -> Handler:
-    text = (files(__package__) / name).read_text()
+    text = (files("sluice.ui") / name).read_text()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(text=text, content_type=kind, charset="utf-8")

@@ -344,9 +344,7 @@ def _batches(batches: Sequence[Object]) -> Iterator[Html]:
 def _batch(body: Object) -> list[object]:
     status, succeeded = body.get("status") or {}, condition(body, "Succeeded")
     counts = status.get("counts") or {}
-    total, done, failed = (
-        count(counts.get(key)) or 0 for key in ("total", "completed", "failed")
-    )
+    total, done, failed = (count(counts.get(key)) or 0 for key in ("total", "completed", "failed"))
     parts = [Part(done, f"{done} completed", "green"), Part(failed, f"{failed} failed", "red")]
     requests = f"{done + failed} of {total}" + (f", {failed} failed" if failed else "")
     rate, left = status.get("rate"), count(status.get("timeLeft"))

@@ -63,7 +63,11 @@ def test_nothing_is_drawn_where_nothing_was_measured() -> None:
 
 def test_a_target_and_the_marks_are_drawn_in_their_places() -> None:
     points = list(history(10, 100, every_s=300).points)
-    marks = [Mark(NOW - 150, 1, "<b>", True), Mark(NOW - 149, 2, "near"), Mark(NOW - 999, 3, "past")]
+    marks = [
+        Mark(NOW - 150, 1, "<b>", True),
+        Mark(NOW - 149, 2, "near"),
+        Mark(NOW - 999, 3, "past"),
+    ]
     page = chart("P99", [CAP], points, span_of(points, NOW), marks, target=100, is_ms=True)
     assert paths(page, "limit") == ["M0 0.0H1000"]
     assert page.count("<line") == 2 + 2, "two rules and two marks"

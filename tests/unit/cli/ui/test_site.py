@@ -1,4 +1,4 @@
-"""Who may see a page: only a browser that knows the token, asked by its own name, and only to read."""
+"""Who sees a page: a browser that knows the token and asks by our name, and only to read."""
 
 from __future__ import annotations
 

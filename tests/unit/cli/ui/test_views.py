@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from sluice.page import Html
 from sluice.ui import views
 from sluice.ui.history import History, of_status
 from sluice.ui.objects import Detail, Fleet, in_order, marks_of, pod_rows
-from sluice_core.words import clean_all
+from sluice_core.words import clean, clean_all
 from sluice_operator.reasons import Reason
 from sluice_operator.status import events
 from unit.cli.served import NUM_TICKS, service_under_traffic
@@ -32,7 +33,9 @@ def named(name: str, verdict: str, measured: str = "600ms", ready: str = "True")
     return body
 
 
-def fleet(*services: dict[str, Any], batches: tuple[dict[str, Any], ...] = (), **more: Any) -> Fleet:
+def fleet(
+    *services: dict[str, Any], batches: tuple[dict[str, Any], ...] = (), **more: Any
+) -> Fleet:
     """The services as they were read, with a history of one look each."""
     read = clean_all(services)
     histories = {body["metadata"]["uid"]: History() for body in read}
@@ -55,7 +58,7 @@ def batch(**status: Any) -> dict[str, Any]:
 
 def texts(page: str) -> str:
     """The page without its tags."""
-    return " ".join(re.sub("<[^>]*>", " ", page).split())
+    return " ".join(unescape(re.sub("<[^>]*>", " ", page)).split())
 
 
 def test_those_that_breach_are_first_and_the_worst_of_them_before_the_others() -> None:
@@ -80,7 +83,9 @@ def test_a_service_of_another_version_is_named_among_the_others() -> None:
     broken = named("broken", "Hold")
     broken["status"] = {"slo": "none", "conditions": []}
     seen = fleet(named("fine", "Headroom"))
-    seen = Fleet((*seen.services, broken), (), AT, histories={**seen.histories, "uid-broken": History()})
+    seen = Fleet(
+        (*seen.services, broken), (), AT, histories={**seen.histories, "uid-broken": History()}
+    )
     assert "its status is of another version" in texts(views.fleet(seen, AT))
     assert "its status is of another version" in texts(views.service(seen, broken, Detail(), AT))
 
@@ -142,8 +147,9 @@ def test_words_of_others_are_shown_as_text() -> None:
     pod = pod_body(HOSTILE, phase=HOSTILE, conditions=[], containerStatuses=[{"state": waiting}])
     owned = batch(state=HOSTILE, rate=HOSTILE)
     owned["spec"]["serviceRef"]["name"] = HOSTILE
-    seen = fleet(body, batches=(owned,), notes=(HOSTILE,), problem=HOSTILE)
-    detail = Detail(*clean_all([[pod], told]), notes=(HOSTILE,))
+    notes = (clean(HOSTILE),)
+    seen = fleet(body, batches=(owned,), notes=notes, problem=notes[0])
+    detail = Detail(*clean_all([[pod], told]), notes)
     for page in (views.fleet(seen, AT), views.service(seen, seen.services[0], detail, AT)):
         assert isinstance(page, Html)
         assert page.count("<script") == 1, "its own, of the head"
