@@ -10,13 +10,15 @@ from datetime import datetime
 from itertools import pairwise
 from math import ceil, floor, log10
 
+from sluice_operator.status.usage import digits
+
 from sluice.page import Html, tag
 
 from .history import HOUR_S, Point
 
 UNITS = 1000.0
 """Width and height of the inner picture."""
-SPANS_S = (300.0, 900.0, HOUR_S)
+SPANS_S = (300.0, 900.0, 1800.0, HOUR_S)
 NICE = (1, 2, 4, 6, 10)
 NEAR = 4.0
 """Percent of the width below which two numbers would cover each other."""
@@ -30,8 +32,8 @@ class Span:
     end_s: float
 
     def percent(self, at_s: float) -> float:
-        """Where a time stands: 0 is left, 100 right."""
-        return 100 * (at_s - self.begin_s) / (self.end_s - self.begin_s)
+        """Where a time stands: 0 is left, as is all before, and 100 right."""
+        return max(0.0, 100 * (at_s - self.begin_s) / (self.end_s - self.begin_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Line:
 
 
 def span_of(points: Sequence[Point], now: float) -> Span:
-    """The last 5, 15 or 60 minutes: the least that holds all points."""
+    """The last 5, 15, 30 or 60 minutes: the least that holds all points."""
     since_s = now - points[0].at_s if points else 0.0
     return Span(now - next((s for s in SPANS_S if s >= since_s), HOUR_S), now)
 
@@ -68,11 +70,6 @@ def clock(at_s: float) -> str:
 def told_ms(value: float) -> str:
     """Milliseconds, with three digits."""
     return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
-
-
-def told(value: float) -> str:
-    """A count, with three digits."""
-    return f"{float(f'{value:.3g}'):g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ def chart(
     """A picture with its title and its newest values. Times are on a logarithmic scale."""
     values = [v for p in points for line in lines if (v := p.values.get(line.name)) is not None]
     scale = _Scale.over([*values, *([target] if target else [])], is_ms)
-    say = told_ms if is_ms else told
+    say = told_ms if is_ms else digits
     keys = [_key(line, points, say) for line in lines]
     limit = tag("span", f"target {say(target)}", class_="key limit") if target else ""
     curves = [_path(line, points, span, scale) for line in lines]

@@ -102,11 +102,11 @@ class Cluster:
                 kept[uid_of(body)].interrupt()
         self._fleet = Fleet(in_order(services), batches, now, "", notes, kept)
         for key, asked_s in list(self._asked_s.items()):
-            body = self._fleet.find(*key)
-            if body is None or time.monotonic() > asked_s + WATCHED_S:
+            found = self._fleet.find(*key)
+            if found is None or time.monotonic() > asked_s + WATCHED_S:
                 del self._asked_s[key], self._details[key]
             else:
-                self._details[key] = await self._closer(body)
+                self._details[key] = await self._closer(found)
 
     async def _batches(self, notes: Notes) -> tuple[list[Object], Notes]:
         try:

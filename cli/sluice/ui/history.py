@@ -84,9 +84,9 @@ def of_ticks(ticks: Sequence[Tick]) -> Values:
     }
     steps = sum(tick.steps for tick in ticks)
     return times | {
-        "cap": float(last.cap),
+        "cap": last.cap,
         "batch": sum(tick.decodes for tick in ticks) / steps if steps else None,
-        "running": float(last.running),
-        "waiting": float(last.waiting.total),
+        "running": last.running,
+        "waiting": last.waiting.total,
         "arrivals": sum(tick.arrivals for tick in ticks) / (len(ticks) * TICK_SECONDS),
     }

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice_core.bounded import count
 from sluice_operator.cluster.observed import pod_of
 from sluice_operator.reasons import Reason
 from sluice_operator.times import unix_time
@@ -17,6 +18,7 @@ from .history import HOUR_S, TARGETS, History
 Object = Mapping[str, Any]
 VERDICTS = ("Breach", "Hold", "Headroom", "NoTraffic")
 """From the worst on."""
+MEANINGS = {str(reason): reason.meaning for reason in Reason}
 TOLD_S = 2.0
 """An event and a status tell one change within these seconds."""
 
@@ -110,8 +112,8 @@ def _changes(status: Object) -> Iterator[tuple[float, str]]:
     changes = [("cap", cap or {}), *(("replicas", one) for one in scaling.get("history") or ())]
     for what, change in changes:
         reason = str(change.get("reason", ""))
-        meaning = Reason(reason).meaning if reason in set(Reason) else ""
-        text = f"{reason}: {what} {change.get('from', '-')} -> {change.get('to', '-')}: {meaning}"
+        moved = f"{change.get('from', '-')} -> {change.get('to', '-')}"
+        text = f"{reason}: {what} {moved}: {MEANINGS.get(reason, '')}"
         yield unix_time(change.get("time")), text.removesuffix(": ")
 
 
@@ -120,7 +122,9 @@ def pod_rows(pods: Sequence[Object], now: float) -> Iterator[tuple[str, str, str
     for body in sorted(pods, key=key_of):
         pod, status = pod_of(body, now), body.get("status") or {}
         kinds = ("containerStatuses", "initContainerStatuses")
-        restarts = sum(int(c.get("restartCount", 0)) for k in kinds for c in status.get(k) or ())
+        restarts = sum(
+            count(c.get("restartCount")) or 0 for k in kinds for c in status.get(k) or ()
+        )
         phase = "Terminating" if pod.terminating else str(status.get("phase", "-"))
         ready = "" if pod.ready or phase != "Running" else ", not ready"
         ended = pod.ended.sentence if pod.ended else ""

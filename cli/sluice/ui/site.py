@@ -5,11 +5,12 @@ and the cookie are checked for each request.
 """
 
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from sluice.page import Html, tag
 
@@ -29,7 +30,6 @@ HEADERS = {
 }
 FILES = {"style.css": "text/css", "live.js": "text/javascript"}
 UNKNOWN = "The token is missing or of another run: open the address that `sluice ui` printed."
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Source(Protocol):
@@ -70,7 +70,7 @@ class Site:
             )
         return web.Response(text=page, content_type="text/html", charset="utf-8", status=status)
 
-    def _guard(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    def _guard(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             if request.method not in ("GET", "HEAD"):

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from sluice_core.bounded import count
 from sluice_core.contract import Evidence, RuntimeConfig
 from sluice_operator.spec.service import SpecError, parse
+from sluice_operator.times import unix_time
 
 from sluice import report
 from sluice.kube import OTHER_VERSION, UNREADABLE
@@ -257,10 +258,14 @@ def _parts(seen: Fleet, body: Object, detail: Detail, now: float) -> Iterator[Ht
     )
     yield from _report(body)
     rows = [
-        [c.get(key, "") for key in ("type", "status", "reason", "lastTransitionTime", "message")]
+        [
+            *(c.get(key, "") for key in ("type", "status", "reason")),
+            duration(now - unix_time(c.get("lastTransitionTime"))),
+            c.get("message", ""),
+        ]
         for c in status.get("conditions") or ()
     ]
-    header = ["condition", "status", "reason", "since", "message"]
+    header = ["condition", "status", "reason", "for", "message"]
     yield _section("conditions", "Conditions", _grid(header, rows))
 
 

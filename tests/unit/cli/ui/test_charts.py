@@ -36,8 +36,10 @@ def test_an_hour_is_kept_and_the_look_before_it() -> None:
 
 
 def test_the_span_is_the_least_that_holds_all() -> None:
-    spans = [span_of(list(history(1, 2, every_s=s).points), NOW) for s in (60, 400, 3000, 9999)]
-    assert [span.end_s - span.begin_s for span in spans] == [300, 900, 3600, 3600]
+    spans = [
+        span_of(list(history(1, 2, every_s=s).points), NOW) for s in (60, 400, 1500, 3000, 9999)
+    ]
+    assert [span.end_s - span.begin_s for span in spans] == [300, 900, 1800, 3600, 3600]
     assert span_of([], NOW).begin_s == NOW - 300
 
 

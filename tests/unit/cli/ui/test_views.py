@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from html import unescape
 from typing import Any
 
@@ -34,7 +35,7 @@ def named(name: str, verdict: str, measured: str = "600ms", ready: str = "True")
 
 
 def fleet(
-    *services: dict[str, Any], batches: tuple[dict[str, Any], ...] = (), **more: Any
+    *services: Mapping[str, Any], batches: tuple[Mapping[str, Any], ...] = (), **more: Any
 ) -> Fleet:
     """The services as they were read, with a history of one look each."""
     read = clean_all(services)
@@ -149,7 +150,7 @@ def test_words_of_others_are_shown_as_text() -> None:
     owned["spec"]["serviceRef"]["name"] = HOSTILE
     notes = (clean(HOSTILE),)
     seen = fleet(body, batches=(owned,), notes=notes, problem=notes[0])
-    detail = Detail(*clean_all([[pod], told]), notes)
+    detail = Detail(clean_all([pod]), clean_all(told), notes)
     for page in (views.fleet(seen, AT), views.service(seen, seen.services[0], detail, AT)):
         assert isinstance(page, Html)
         assert page.count("<script") == 1, "its own, of the head"
