@@ -30,8 +30,8 @@ EVERY = 3
 class Server:
     """A worker or a gate. Its ticks tell of the half hour before this program began, too."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session, self._url = session, url
+    def __init__(self, session: aiohttp.ClientSession, url: str, admin_url: str) -> None:
+        self._session, self._api, self._url = session, url, admin_url
         self._config: RuntimeConfig | None = None
         self._evidence: Evidence | None = None
         self._ticks = deque[Tick](maxlen=round(HOUR_S / TICK_SECONDS))
@@ -52,7 +52,7 @@ class Server:
         if path or self._config is None or self._evidence is None:
             return None
         seen = views.ServerSeen(
-            self._url, self._config, self._evidence, self._history.points, self._marks(),
+            self._api, self._config, self._evidence, self._history.points, self._marks(),
             self._at_s, self._problem,
         )  # fmt: skip
         return views.server(seen, time.time())
@@ -101,6 +101,6 @@ async def opened(url: str, admin_url: str | None, token_file: Path | None) -> As
     parts = urlsplit(url)
     at = admin_url or f"{parts.scheme}://{in_url(parts.hostname or '')}:{ADMIN_PORT}"
     async with open_session(token_file, LIMIT_S) as session:
-        server = Server(session, at)
+        server = Server(session, url, at)
         await server.look()
         yield server

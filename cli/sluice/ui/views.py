@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from sluice_core.bounded import count
 from sluice_core.contract import Evidence, RuntimeConfig
+from sluice_core.words import clean
 from sluice_operator.spec.service import SpecError, parse
 from sluice_operator.times import unix_time
 
@@ -40,7 +41,7 @@ TIMES = {
     "endToEnd": Line("endToEnd", "measured", "green"),
 }
 COUNTS = {
-    "Cap of a pod": (CAP, Line("batch", "effective batch", "orange")),
+    "Cap": (CAP, Line("batch", "effective batch", "orange")),
     "Pods": (Line("wanted", "wanted", "grey", True), Line("ready", "ready", "green", True)),
     "Queue": (WAITING, Line("running", "running", "blue")),
     "Arrivals a second": (Line("arrivals", "requests", "grey"),),
@@ -125,7 +126,7 @@ def server(seen: ServerSeen, now: float) -> Html:
         f"cap {config.cap} of at most {config.ceiling}, epoch {config.epoch}, order "
         f"{config.scheduling_policy}",
         "P99 over the minute before",
-        *([config.hung.reason] if config.hung else []),
+        *([clean(config.hung.reason)] if config.hung else []),
     ]
     return document(
         seen.url,
@@ -330,7 +331,7 @@ def _memory(memory: Mapping[str, Mapping[str, object]]) -> Iterator[Html]:
             bars += [tag("h3", kind), bar(parts, total), tag("p", *keys, class_="keys")]
     if bars:
         of = tag("p", f"of {total / GIB:.3f} GiB", class_="dim")
-        yield _section("memory", "Memory of a pod", of, *bars)
+        yield _section("memory", "Memory", of, *bars)
 
 
 def _batches(batches: Sequence[Object]) -> Iterator[Html]:

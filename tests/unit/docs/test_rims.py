@@ -127,6 +127,7 @@ CLEANED = {
     "cli/sluice/measure/endpoint.py": "a server's names and refusals",
     "cli/sluice/serve.py": "fields of a log line",
     "cli/sluice/ui/cluster.py": "all that an object of a cluster says",
+    "cli/sluice/ui/views.py": "why a server hangs",
     "worker/sluice_worker/engine/client.py": "the engine process's last words",
 }
 """Whose words a module makes sentences of."""
