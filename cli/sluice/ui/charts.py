@@ -5,7 +5,7 @@ inner one. Colours and widths are the style sheet's, by class.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from math import ceil, floor, log10
@@ -20,6 +20,8 @@ UNITS = 1000.0
 """Width and height of the inner picture."""
 SPANS_S = (300.0, 900.0, 1800.0, HOUR_S)
 NICE = (1, 2, 4, 6, 10)
+SPARK = 60
+"""Points of a small curve, at most: a page may have hundreds of them."""
 NEAR = 4.0
 """Percent of the width below which two numbers would cover each other."""
 
@@ -129,10 +131,20 @@ def chart(
 
 
 def spark(line: Line, points: Sequence[Point], span: Span, *, target: float | None = None) -> Html:
-    """A small curve without numbers."""
-    values = [v for point in points if (v := point.values.get(line.name)) is not None]
+    """A small curve without numbers. Of neighbours it has the largest."""
+    points = list(points)
+    step = max(1, ceil(len(points) / SPARK))
+    groups = [points[at : at + step] for at in range(0, len(points), step)]
+    few = [
+        replace(
+            max(group, key=lambda point: point.values.get(line.name) or 0.0),
+            is_first=any(point.is_first for point in group),
+        )
+        for group in groups
+    ]
+    values = [v for point in few if (v := point.values.get(line.name)) is not None]
     scale = _Scale.over([*values, *([target] if target else [])], is_log=False)
-    curve = _path(line, points, span, scale)
+    curve = _path(line, few, span, scale)
     level = _level(target, scale) if target else ""
     return tag("svg", _inner(curve, level), class_="spark", aria_hidden="true")
 

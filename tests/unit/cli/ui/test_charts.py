@@ -2,7 +2,7 @@
 
 import re
 
-from sluice.ui.charts import Line, Mark, Part, bar, chart, span_of
+from sluice.ui.charts import Line, Mark, Part, bar, chart, span_of, spark
 from sluice.ui.history import HOUR_S, History, of_ticks
 from sluice_core.contract import FirstTokens
 from unit.operator.observations import create_tick
@@ -77,6 +77,17 @@ def test_a_target_and_the_marks_are_drawn_in_their_places() -> None:
     assert re.findall(r"<text[^>]*mark[^>]*>(\d)</text>", page) == ["1"], "2 has no room"
     assert "&lt;b&gt;" in page
     assert "target 100 ms" in page
+
+
+def test_a_small_curve_has_few_points_and_keeps_peaks_and_gaps() -> None:
+    looks = history(*(80 if at == 100 else at % 7 for at in range(200)), every_s=1)
+    looks.interrupt()
+    looks.add(NOW + 1, {"cap": 3})
+    points = list(looks.points)
+    [path] = paths(spark(CAP, points, span_of(points, NOW)))
+    assert len(re.findall("[MHL]", path)) <= 60
+    assert "V200.0" in path, "80 of 100"
+    assert path.count("M") == 2
 
 
 def test_a_bar_has_its_parts_in_their_shares() -> None:
