@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from demo.timeline import Check, Row
@@ -13,7 +14,9 @@ from integration import browser
 from sluice.kube import NAMESPACE
 
 LOOK_S = 1.0
-WIDE, NARROW = 1280, 400
+WIDE, NARROW, HIGH = 1280, 400, 420
+TTFT_MS = 500.0
+"""The demo's target."""
 MOST_HIGH = 1700
 """Pixels of a picture: all but the tables at the end of the page."""
 IS_LATE = "!!document.querySelector('#head .chip.bad')"
@@ -38,7 +41,7 @@ def moments(name: str) -> tuple[Moment, ...]:
         Moment("raised", lambda row: row.phase == "low", f"!({IS_LATE})", one),
         Moment("breach", lambda r: (r.phase, r.ready, r.verdict) == ("high", 1, "Breach"),
                IS_LATE, one),
-        Moment("second-pod", lambda r: r.ready == 2 and r.verdict in ("Hold", "Headroom"),
+        Moment("second-pod", lambda r: r.ready == 2 and (r.ttft_p99_ms or inf) < TTFT_MS,
                f"!({IS_LATE})", one, is_dark=True),
         Moment("fleet", lambda r: r.phase == "ebb", "!!document.querySelector('#fleet td')", "/",
                width=NARROW),
@@ -85,7 +88,7 @@ class Watcher(threading.Thread):
         async with browser.opened() as tab:
             await tab.open(url)
             for moment in self._moments:
-                await tab.size(moment.width, is_dark=moment.is_dark)
+                await tab.size(moment.width, HIGH, is_dark=moment.is_dark)
                 await tab.open(site + moment.path)
                 while not (self._rows and moment.holds(self._rows[-1])):
                     if self._over.is_set():

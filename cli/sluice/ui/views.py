@@ -90,7 +90,7 @@ def document(title: str, *sections: Html) -> Html:
 def fleet(seen: Fleet, now: float) -> Html:
     """All services as a table, the worst first, and all batches."""
     bad = sum(_chip_of(body)[0] == "Breach" for body in seen.services)
-    told = f"{len(seen.services)} services, {bad} over a target"
+    told = f"services: {len(seen.services)}, over a target: {bad}"
     header = ["service", "state", "first tokens", "gaps", "cap", "pods", "waiting"]
     rows = [_row(seen, body, now) for body in seen.services]
     none = tag("p", "There is no InferenceService here.") if seen.at_s else ""

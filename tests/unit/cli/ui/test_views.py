@@ -77,7 +77,7 @@ def test_those_that_breach_are_first_and_the_worst_of_them_before_the_others() -
     assert names == ["awful", "late", "starts", "close", "fine", "quiet"]
     page = views.fleet(fleet(*order), AT)
     assert re.findall(r'href="/services/default/(\w+)"', page) == names
-    assert "6 services, 2 over a target" in texts(page)
+    assert "services: 6, over a target: 2" in texts(page)
 
 
 def test_a_service_of_another_version_is_named_among_the_others() -> None:
