@@ -58,7 +58,7 @@ gpu-check: setup
 
 demo:
 	@$(MAKE) --no-print-directory -j2 setup cluster
-	@PYTHONPATH=tests $(PY) -m demo $(ARGS)
+	@PYTHONPATH=cluster:tests $(PY) -m demo $(ARGS)
 
 # A service of vectors on the cluster, whose cap moves live; four minutes.
 demo-texts: setup cluster

@@ -23,7 +23,7 @@ BUDGETS = {
     "worker/sluice_worker": 12_900,
     "operator/sluice_operator": 13_850,
     "kernels/sluice_kernels": 4_760,
-    "cli/sluice": 6_800,
+    "cli/sluice": 8_200,
     "cluster/sluice_cluster": 2_200,
 }
 """Most lines of Python and C++ a package, blank lines and docstrings too."""

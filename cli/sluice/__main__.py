@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "Serve one model on this machine, without Kubernetes.",
     "simulate": "Run the operator's tuner, or another policy, on a model of pods under a trace.",
     "status": "Show one service's plan, cap, evidence, conditions and history.",
+    "ui": "Show services, or one server, live in a browser on this machine.",
     "plan": "Work out whether a checkpoint fits, and for how many sequences, without a pod.",
 }
 MODULES = {"from": "manifest"}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,12 +20,11 @@ from sluice_core.engines.engine import EngineName, ForeignEngine, Inside, Start
 from sluice_core.engines.vllm import PACKAGES
 
 from sluice import gate
+from sluice.processes import LEAVES_S, end, kill, spawn
 
 BUDGET = 2048
 """Tokens of a step of vLLM if none are given: what `sluice-gate` assumes, too."""
 PATH = "PYTHONPATH"
-LEAVES_S = 30.0
-"""Seconds that an engine gets to end; it has no open request by then."""
 ASK_AGAIN_S = 0.2
 LACKS_DISTRIBUTION = """
 import sys
@@ -139,7 +138,7 @@ async def _serve(
     def leave() -> None:
         if told.is_set():
             for process in running:
-                _kill(process)
+                kill(process)
         told.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -161,34 +160,6 @@ async def _serve(
     finally:
         for process in running:
             await end(process, None if process is running[0] else LEAVES_S)
-
-
-async def end(process: Process, limit_s: float | None) -> None:
-    """Ask it to end, and end it after `limit_s`."""
-    if process.returncode is None:
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), limit_s)
-    except TimeoutError:
-        _kill(process)
-        await process.wait()
-
-
-async def spawn(
-    words: list[str],
-    environ: Mapping[str, str] | None,
-    prepare: Callable[[], None] | None = None,
-) -> Process:
-    """A process in a session of its own, which a Ctrl-C does not reach. `prepare` runs in it."""
-    return await asyncio.create_subprocess_exec(
-        *words, env=environ, start_new_session=True, preexec_fn=prepare
-    )
-
-
-def _kill(process: Process) -> None:
-    """With its children."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _pull(

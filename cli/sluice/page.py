@@ -10,6 +10,30 @@ td{text-align:right}td:first-child,th{text-align:left}img{max-width:100%}h2{marg
 
 Rows = Sequence[Sequence[str]]
 """The first row is the header."""
+_VOID = frozenset({"img", "link", "meta"})
+
+
+class Html(str):
+    """Text that is HTML already. `tag` escapes any other text."""
+
+
+def tag(name: str, /, *inside: object, **attributes: object) -> Html:
+    """An element. Attributes are escaped, and what is `inside` where it is not `Html`.
+
+    An underscore in an attribute's name is a hyphen, and nothing at its end. None leaves it out.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    end = "" if name in _VOID else f"{join(*inside)}</{name}>"
+    return Html(f"<{name}{given}>{end}")
+
+
+def join(*parts: object) -> Html:
+    """The parts, one behind the other, escaped where they are not `Html`."""
+    return Html("".join(p if isinstance(p, Html) else escape(str(p)) for p in parts))
 
 
 def text_table(rows: Rows) -> str:
@@ -24,20 +48,22 @@ def text_table(rows: Rows) -> str:
     )
 
 
-def table(rows: Rows) -> str:
-    head, *body = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    lines = "".join(f"<tr>{row}</tr>\n" for row in body)
-    return f"<table><tr>{head.replace('td>', 'th>')}</tr>\n{lines}</table>"
+def table(rows: Rows) -> Html:
+    lines = [
+        join(tag("tr", *(tag("td" if at else "th", cell) for cell in row)), "\n")
+        for at, row in enumerate(rows)
+    ]
+    return tag("table", *lines)
 
 
-def section(title: str, *texts: str) -> str:
+def section(title: str, *texts: str) -> Html:
     """A heading with paragraphs."""
-    return f"<h2>{escape(title)}</h2>" + "".join(f"<p>{escape(text)}</p>" for text in texts)
+    return join(tag("h2", title), *(tag("p", text) for text in texts))
 
 
-def picture(png: bytes, alt: str) -> str:
+def picture(png: bytes, alt: str) -> Html:
     data = base64.b64encode(png).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+    return tag("img", alt=alt, src=f"data:image/png;base64,{data}")
 
 
 def page(title: str, *parts: str) -> str:

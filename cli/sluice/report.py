@@ -269,7 +269,8 @@ def _bytes(memory: Object, key: str) -> int:
     return count(parts.get(key)) or 0
 
 
-def _row(t: Object) -> list[str]:
+def row(t: Object) -> list[str]:
+    """One of the report's targets, under `HEADER`."""
     measured, asked = (_told(t[name], "{:g} ms") for name in ("measured_ms", "target_ms"))
     low, high = t["interval"] or (None, None)
     between = "-" if low is None else f"{low:.3%} to {high:.3%}"
@@ -284,7 +285,8 @@ def _told(value: object, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def _sentences(report: Object) -> Iterator[str]:
+def sentences(report: Object) -> Iterator[str]:
+    """What the report says of misses, failures, cap and cost."""
     cap, cost = report["cap"], report["cost"]
     late = ", ".join(f"{n} {cause}" for cause, n in report["misses"].items() if n) or "none"
     yield f"Late first tokens by cause: {late}."
@@ -315,12 +317,12 @@ def as_text(report: Object) -> str:
     if report["note"] == UNSEEN:
         return head
     promised = (
-        text_table([HEADER, *map(_row, report["targets"])])
+        text_table([HEADER, *map(row, report["targets"])])
         if report["targets"]
         else "No target was judged yet."
     )
     return "\n".join(
-        [head, "", promised, f"({INDEPENDENT})", "", *_sentences(report), "", *report["advice"]]
+        [head, "", promised, f"({INDEPENDENT})", "", *sentences(report), "", *report["advice"]]
     )
 
 

@@ -1,6 +1,6 @@
 """`make demo`: the whole promise on a real cluster, told while it happens.
 
-    PYTHONPATH=tests .venv/bin/python -m demo
+    PYTHONPATH=cluster:tests .venv/bin/python -m demo
 
 Installs the chart, applies a model that cannot fit and then one that can, streams a completion
 through the Service, finds one pod's capacity X, and drives 0.5 X, 1.3 X and 0.3 X at it while the
@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,19 @@ class Demo:
             self.look(start)
             time.sleep(POLL_SECONDS)
 
+    def watch(self, out: Path | None, drive: Callable[[], None]) -> None:
+        """Drive, and keep pictures of `sluice ui` meanwhile where `out` is given."""
+        if out is None:
+            drive()
+            return
+        from demo.screens import Watcher  # needs a browser
+
+        watcher = Watcher(self.name, self.rows, self.kube.kubeconfig, self.kube.env, out)
+        try:
+            drive()
+        finally:
+            self.seen.append(watcher.end())
+
     def _follow_load(self, names: list[str]) -> None:
         try:
             self._read_load(names)
@@ -270,6 +283,9 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("build/demo"), help="where PNG and JSON go"
     )
     parser.add_argument(
+        "--screens", type=Path, help="watch `sluice ui` in a browser, and keep four pictures there"
+    )
+    parser.add_argument(
         "--phases",
         type=phase,
         nargs="+",
@@ -305,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         demo.apply()
         demo.look(time.time())  # the cap may rise on the first completion
         demo.complete()
-        demo.drive(args.phases)
+        demo.watch(args.screens, lambda: demo.drive(args.phases))
         is_whole = demo.finish(args.out)
         demo.invite()
         return 0 if is_whole else 1

@@ -2,8 +2,6 @@
 
 import argparse
 import asyncio
-import ctypes
-import signal
 import sys
 import time
 from asyncio.subprocess import Process
@@ -13,8 +11,9 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 from sluice_frontend.batches.run import IN_FLIGHT
 
-from sluice.foreign import LEAVES_S, end, free_port, spawn
+from sluice.foreign import free_port
 from sluice.measure.endpoint import EndpointError, LiveCap, find_live, named_live, open_session
+from sluice.processes import LEAVES_S, die_with_parent, end, spawn
 
 from .send import answers
 
@@ -24,7 +23,6 @@ CONNECT_S = 10.0
 ASK_AGAIN_S = 0.2
 WAIT_S = 2.0
 """Seconds until an API that is not there yet is looked for again."""
-PR_SET_PDEATHSIG = 1
 
 
 class Target:
@@ -76,7 +74,8 @@ async def opened(args: argparse.Namespace, key: str) -> AsyncIterator[Target]:
                 yield target
             return
         url, admin_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-        engine = await spawn(_line(args, url, admin_url), None, _die_with_parent)
+        # It holds the memory, and so ends with this process.
+        engine = await spawn(_line(args, url, admin_url), prepare=die_with_parent)
         try:
             await _loaded(engine, api, url)
             async with _bounded(api, args, url, admin_url) as target:
@@ -116,12 +115,6 @@ def _line(args: argparse.Namespace, *urls: str) -> list[str]:
     flags = [f"--{name}={value}" for name, value in given.items() if value]
     begins = [sys.executable, "-m", "sluice", "serve", *engine, args.model]
     return [*begins, "--host=127.0.0.1", *flags, *args.flags]
-
-
-def _die_with_parent() -> None:
-    """Have Linux end this process when its parent ends, even by SIGKILL: it holds the memory."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _loaded(engine: Process, api: aiohttp.ClientSession, url: str) -> None:

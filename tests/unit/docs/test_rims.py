@@ -84,6 +84,8 @@ PARSED = {
     "cli/sluice/numbers.py": OWN,
     "cli/sluice/plan.py": OWN,
     "cli/sluice/report.py": SUMS,
+    "cli/sluice/ui/cluster.py": "the API server's objects, by its schemas",
+    "cli/sluice/ui/server.py": TYPES,
     "worker/sluice_worker/api/generation.py": OWN,
     "worker/sluice_worker/api/app.py": OWN,
     "worker/sluice_worker/tasks/tokenize.py": "a tokenizer's own `decode`",
@@ -124,6 +126,8 @@ CLEANED = {
     "cli/sluice/measure/client.py": "a server's errors",
     "cli/sluice/measure/endpoint.py": "a server's names and refusals",
     "cli/sluice/serve.py": "fields of a log line",
+    "cli/sluice/ui/cluster.py": "all that an object of a cluster says",
+    "cli/sluice/ui/views.py": "why a server hangs",
     "worker/sluice_worker/engine/client.py": "the engine process's last words",
 }
 """Whose words a module makes sentences of."""
