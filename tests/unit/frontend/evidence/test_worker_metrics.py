@@ -21,9 +21,11 @@ from sluice_frontend.evidence.metrics import (
     with_target,
 )
 from sluice_frontend.evidence.recorder import Recorder
+from sluice_frontend.evidence.totals import Totals
 
 VIEW = MetricsView(
     is_ready=True,
+    is_hung=False,
     load=EngineLoad(3, 2, 1, 10, 4, 40, 5, 6, 7, 8),
     open_requests=6,
     epoch=12,
@@ -33,6 +35,7 @@ VIEW = MetricsView(
     memory=MemoryReport({"weights": 10}, {"weights": 11}, 640, {"weights": 12}),
     step_model=StepModel(a=1.0, b=2.0, c=3.0, d=4.0, n=5, resid_q=1.2),
     last_minute=[],
+    totals=Totals(),
 )
 
 

@@ -1,0 +1,31 @@
+"""What closed ticks add up to since the start, for counters of Prometheus. Pure."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from msgspec.structs import asdict
+from sluice_core.contract import Tick
+
+TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
+"""The names of the object's fields."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """`values`: those that a target judges, and `misses`: those of them over it, by target.
+    `causes`: late first tokens, by cause."""
+
+    values: Counter[str] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    generated_tokens: int = 0
+    busy_s: float = 0.0
+
+    def add(self, tick: Tick) -> None:
+        """Count a tick once."""
+        for name, counted in zip(TARGETS, (tick.ttft, tick.itl, tick.e2e), strict=True):
+            self.values[name] += counted.n
+            self.misses[name] += counted.over
+        self.causes.update(asdict(tick.ttft.by))
+        self.generated_tokens += tick.generated_tokens
+        self.busy_s += tick.busy_s
