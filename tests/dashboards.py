@@ -181,13 +181,10 @@ def service() -> Json:
             "id": i + 1, "type": "timeseries", "title": title, "datasource": SOURCE,
             "gridPos": {"x": 12 * (i % 2), "y": 8 * (i // 2), "w": 12, "h": 8},
             "targets": _targets(queries),
-            "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": [target]},
+            "fieldConfig": {"defaults": {"unit": unit}, "overrides": [target]},
         }
         for i, (title, unit, queries) in enumerate(PANELS)
     ]  # fmt: skip
-    del panels[[title for title, _, _ in PANELS].index("Measured memory over the plan")][
-        "fieldConfig"
-    ]["defaults"]["min"]
     changes = {
         "name": "Decisions", "enable": True, "datasource": SOURCE, "expr": CHANGES, "step": "30s",
         "iconColor": "orange", "titleFormat": "{{of}}: {{reason}}", "useValueForTime": True,

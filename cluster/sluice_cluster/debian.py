@@ -4,7 +4,7 @@ import contextlib
 import glob
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sluice_cluster.settings import COLD_NEED_BYTES, WARM_NEED_BYTES, LocalClusterError, Paths
@@ -32,21 +32,21 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 FOUND_ELSEWHERE = {"iproute2": "/sbin/ip", "nftables": "/sbin/nft", "iptables": "/sbin/iptables"}
 
 
-def missing() -> list[str]:
+def missing(packages: Mapping[str, str] = PACKAGES) -> list[str]:
     """Packages whose file is not on this machine, wherever it came from."""
-    return [package for package, file in PACKAGES.items() if not _is_there(package, file)]
+    return [package for package, file in packages.items() if not _is_there(package, file)]
 
 
 def _is_there(package: str, file: str) -> bool:
     return any(glob.glob(path) for path in (file, FOUND_ELSEWHERE.get(package, file)))
 
 
-def install_missing(paths: Paths) -> None:
+def install_missing(paths: Paths, packages: Mapping[str, str] = PACKAGES) -> None:
     """Install missing packages with apt-get, and say so. None of their services is started."""
-    if not missing():
+    if not missing(packages):
         return
     with locked(paths.cache / "apt.lock"):
-        _install(paths, missing())
+        _install(paths, missing(packages))
 
 
 def _install(paths: Paths, absent: list[str]) -> None:

@@ -62,7 +62,7 @@ def _units(shown: Shown) -> Iterator[Sample]:
     if shown.service:
         hardware = shown.service.spec.hardware
         gpus = hardware.num_gpus * hardware.nodes
-        yield (("GPU",), float(gpus)) if gpus else (("CPU",), hardware.cpu_millis / 1000)
+        yield (("GPU",), gpus) if gpus else (("CPU",), hardware.cpu_millis / 1000)
 
 
 def _part(shown: Shown, name: str) -> Object:
