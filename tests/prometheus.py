@@ -124,8 +124,9 @@ class Prometheus:
         """What an instant query returns. A query that cannot be read fails with its words."""
         answer = self.client.get("/api/v1/query", params={"query": query}).json()
         assert answer["status"] == "success", (query, answer)
-        result = answer["data"]["result"]
-        return result if answer["data"]["resultType"] == "vector" else [{"value": result}]
+        assert answer["data"]["resultType"] == "vector", (query, answer)
+        result: list[Json] = answer["data"]["result"]
+        return result
 
     def firing(self, alert: str, **labels: str) -> bool:
         """True while the alert fires with these labels."""

@@ -99,9 +99,9 @@ GOOD_DAY = "0x360"
         (late("0+100x900", f"{GOOD_DAY} 100+100x400"), 365, set()),
         (late("0+100x900", f"{GOOD_DAY} 100+100x400"), 372, {FAST}),
         # They end: the short windows forget within minutes, not hours.
-        (late("0+100x900", f"{GOOD_DAY} 100+100x60 6000x400"), 421, {FAST, SLOW}),
-        (late("0+100x900", f"{GOOD_DAY} 100+100x60 6000x400"), 430, {SLOW}),
-        (late("0+100x900", f"{GOOD_DAY} 100+100x60 6000x400"), 460, set()),
+        (late("0+100x900", f"{GOOD_DAY} 100+100x60 6100x400"), 421, {FAST, SLOW}),
+        (late("0+100x900", f"{GOOD_DAY} 100+100x60 6100x400"), 430, {SLOW}),
+        (late("0+100x900", f"{GOOD_DAY} 100+100x60 6100x400"), 460, set()),
         # Nine late ones in an hour are no alert; nor is P50 at three quarters.
         (late("0+1x400", "0x10 1+1x8 9x300"), 20, set()),
         (late("0+100x400", "0+75x400", "0.5"), 400, set()),

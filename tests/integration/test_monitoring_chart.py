@@ -13,9 +13,9 @@ from integration.test_crd_chart import CHART, IMAGES, Manifest, kubectl, of_kind
 from prometheus import API, rules_of_chart
 from sluice_cluster import binaries
 from sluice_cluster.settings import ClusterSettings, LocalClusterError
-from sluice_cluster.shell import Word, run
+from sluice_cluster.shell import Word, run, wait_until
 
-MODULE = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
+MODULE = "github.com/prometheus-operator/prometheus-operator@v0.95.2"
 KINDS = ("podmonitors", "servicemonitors", "prometheusrules")
 _numbers = itertools.count()
 ON = (*IMAGES, "--set", "monitoring.enabled=true")
@@ -66,6 +66,8 @@ def test_without_the_definitions_dashboards_are_made_and_with_them_monitors_too(
         kubectl(apiserver, "apply", "--server-side", "-f", str(file))
     crds = [f"crd/{kind}.monitoring.coreos.com" for kind in KINDS]
     kubectl(apiserver, "wait", "--for=condition=Established", "--timeout=60s", *crds)
+    shown = ("api-resources", "--api-group=monitoring.coreos.com", "-o", "name")
+    wait_until("their discovery", lambda: len(kubectl(apiserver, *shown).split()) == 3, 30.0)
     try:
         said = run([helm, "upgrade", *chart])
         assert "Only the dashboards were made" not in said
