@@ -62,8 +62,8 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ("Misses/s", "topk by (namespace, name) (1, sum by (namespace, name, cause) "
      f"(rate(sluice_first_token_misses_total{{{MANY}}}[5m])) > 0)", "short"),
 )  # fmt: skip
-"""Of the fleet's table: title, query and unit. Labels `target`, `limited_by` and `cause` are columns
-too."""
+"""Of the fleet's table: title, query and unit. Labels `target`, `limited_by` and `cause` are its
+columns too."""
 
 RATE = "$__rate_interval"
 PANELS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
@@ -73,7 +73,8 @@ PANELS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
         (f"sluice_service_target_seconds{{{ONE}}}", "{{target}}, target"))),
     ("Share within target, and what is asked", "percentunit", (
         (f"1 - sum by (target) (rate(sluice_target_misses_total{{{ONE}}}[{RATE}])) / "
-         f"(sum by (target) (rate(sluice_target_values_total{{{ONE}}}[{RATE}])) > 0)", "{{target}}"),
+         f"(sum by (target) (rate(sluice_target_values_total{{{ONE}}}[{RATE}])) > 0)",
+         "{{target}}"),
         (f"1 - sluice_service_target_allowed_ratio{{{ONE}}}", "{{target}}, target"))),
     ("Cap", "none", (
         (f"max(sluice_service_cap{{{ONE}}})", "cap"),
@@ -82,7 +83,8 @@ PANELS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
     ("Queue, by what is waited for", "none", (
         (f"sum by (reason) (sluice_num_requests_waiting{{{ONE}}})", "{{reason}}"),)),
     ("Late first tokens a second, by cause", "short", (
-        (f"sum by (cause) (rate(sluice_first_token_misses_total{{{ONE}}}[{RATE}]))", "{{cause}}"),)),
+        (f"sum by (cause) (rate(sluice_first_token_misses_total{{{ONE}}}[{RATE}]))",
+         "{{cause}}"),)),
     ("KV cache in use", "percentunit", ((f"sluice_kv_usage{{{ONE}}}", "{{pod}}"),)),
     ("Share of the device's time that steps took", "percentunit", (
         (_busy(ONE, RATE), "{{pod}}"),)),
@@ -142,7 +144,9 @@ def fleet() -> Json:
     """A table with a row an object."""
     refs = [f"Value #{chr(ord('A') + i)}" for i in range(len(COLUMNS))]
     titles = dict(zip(refs, (title for title, _, _ in COLUMNS), strict=True))
-    link = "/d/sluice-service?var-namespace=${__data.fields.namespace}&var-name=${__data.fields.name}"
+    link = (
+        "/d/sluice-service?var-namespace=${__data.fields.namespace}&var-name=${__data.fields.name}"
+    )
     units = [
         {"matcher": {"id": "byName", "options": title},
          "properties": [{"id": "unit", "value": unit}]}

@@ -1,4 +1,4 @@
-"""A real Prometheus of Debian's, which scrapes a cluster by the chart's monitors and has its rules."""
+"""Debian's Prometheus, which scrapes a cluster by the chart's monitors and has its rules."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import httpx
 import yaml
 from sluice_cluster import debian
 from sluice_cluster.settings import ClusterSettings
-from sluice_cluster.shell import Word, run
+from sluice_cluster.shell import Word, run, wait_until
 
 CHART = Path(__file__).parents[1] / "charts/sluice"
 PACKAGE = {"prometheus": "/usr/bin/prometheus"}
@@ -134,12 +134,15 @@ class Prometheus:
         matchers = ", ".join(f'{name}="{value}"' for name, value in chosen.items())
         return bool(self.series(f"ALERTS{{{matchers}}}"))
 
-    def wait(self, alert: str, seconds: float, *, fires: bool = True, **labels: str) -> None:
-        """Wait until it fires, or does so no more."""
-        end = time.monotonic() + seconds
-        while self.firing(alert, **labels) is not fires:
-            assert time.monotonic() < end, f"{alert} {labels}: not {fires=} within {seconds:g} s"
-            time.sleep(0.5)
+    def fires(self, alert: str, seconds: float, **labels: str) -> None:
+        """Wait until it fires."""
+        what = f"{alert} {labels} to fire"
+        wait_until(what, lambda: self.firing(alert, **labels), seconds)
+
+    def resolves(self, alert: str, seconds: float, **labels: str) -> None:
+        """Wait until it fires no more."""
+        what = f"{alert} {labels} to resolve"
+        wait_until(what, lambda: not self.firing(alert, **labels), seconds)
 
 
 @contextmanager

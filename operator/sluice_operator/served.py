@@ -1,6 +1,6 @@
 """What `helm test` runs, without any right: it reads the operator's metrics, and asks one object.
 
-    python -m sluice_operator.served HOST:PORT     the operator's metrics
+python -m sluice_operator.served HOST:PORT     the operator's metrics
 """
 
 import sys

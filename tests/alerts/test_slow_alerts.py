@@ -32,9 +32,9 @@ def test_a_target_that_no_cap_holds_is_infeasible_until_it_is_edited(
     service.wait_condition(NAME, "Ready", "True")
     service.start_load(LOAD, NAME, "steady:closed:4:150")
     try:
-        watch.wait("SluiceTargetInfeasible", 150, **SELF)
+        watch.fires("SluiceTargetInfeasible", 150, **SELF)
         service.patch(NAME, {"slo": {"interTokenLatency": "10s"}})
-        watch.wait("SluiceTargetInfeasible", 120, fires=False, **SELF)
+        watch.resolves("SluiceTargetInfeasible", 120, **SELF)
     finally:
         service.kube.kubectl("delete", "pod", LOAD)
 
@@ -52,14 +52,12 @@ def test_a_pod_with_another_checkpoint_than_was_planned_is_told(
     }
     engine = {"args": ["--load-format=dummy"]}
     service.apply(NAME, CHECKPOINT, engine=engine, podTemplate={"spec": overlay})
-    watch.wait("SluiceMemoryPlanOff", 200, **SELF)
+    watch.fires("SluiceMemoryPlanOff", 200, **SELF)
     service.patch(NAME, {"podTemplate": None})
-    watch.wait("SluiceMemoryPlanOff", 200, fires=False, **SELF)
+    watch.resolves("SluiceMemoryPlanOff", 200, **SELF)
 
 
-def test_a_batch_behind_a_stopped_engine_does_not_move(
-    service: Cluster, watch: Prometheus
-) -> None:
+def test_a_batch_behind_a_stopped_engine_does_not_move(service: Cluster, watch: Prometheus) -> None:
     service.apply(NAME, "demo")
     service.wait_condition(NAME, "Ready", "True")
     files = Files(service)
@@ -70,13 +68,13 @@ def test_a_batch_behind_a_stopped_engine_does_not_move(
     start(service, BATCH, input=given, output=to, serviceRef={"name": NAME})
     try:
         wait(service, BATCH, "some results", 180, lambda status: completed(status) >= 50)
-        watch.wait("SluiceBatchNotMoving", 30, fires=False, name=BATCH)
+        watch.resolves("SluiceBatchNotMoving", 30, name=BATCH)
         service.signal_engine(NAME, "SIGSTOP")
         try:
-            watch.wait("SluiceBatchNotMoving", 60, name=BATCH)
+            watch.fires("SluiceBatchNotMoving", 60, name=BATCH)
         finally:
             service.signal_engine(NAME, "SIGCONT")
-        watch.wait("SluiceBatchNotMoving", 120, fires=False, name=BATCH)
+        watch.resolves("SluiceBatchNotMoving", 120, name=BATCH)
     finally:
         delete(service, BATCH)
         files.remove()

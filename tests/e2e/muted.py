@@ -28,7 +28,7 @@ def _network_of(address: str) -> str:
 
 @contextmanager
 def mute(cluster: Cluster, name: str) -> Iterator[None]:
-    """The object's only pod has no way back to the operator; the kubelet reaches it all the while."""
+    """The object's only pod has no way back to the operator. The kubelet reaches it meanwhile."""
     [pod] = cluster.kube.pods(name)
     operator = "app.kubernetes.io/name=sluice-operator"
     [one] = cluster.kube.get("pods", "-n", SYSTEM, "-l", operator)["items"]

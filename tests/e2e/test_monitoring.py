@@ -81,9 +81,7 @@ def ask(served: Cluster, num: int, **headers: str) -> None:
 
 def helm_test(cluster: Cluster) -> str:
     """The log of the pod of `helm test`."""
-    return cluster.kube.run(
-        "helm", "test", "sluice", "-n", SYSTEM, "--logs", "--timeout", "90s"
-    )
+    return cluster.kube.run("helm", "test", "sluice", "-n", SYSTEM, "--logs", "--timeout", "90s")
 
 
 def test_helm_test_asks_the_operator_where_nothing_is_served(cluster: Cluster) -> None:
@@ -106,14 +104,14 @@ def test_late_requests_burn_both_windows_and_every_panel_has_series(
     wait_for("the new target", 30, lambda: watch.series(late) or None)
     ask(served, 40)
     ask(served, 4, **{"x-slo-class": "background"})
-    watch.wait("SluiceTargetBurningFast", 30, **targets)
-    watch.wait("SluiceTargetBurningSlow", 30, **targets)
+    watch.fires("SluiceTargetBurningFast", 30, **targets)
+    watch.fires("SluiceTargetBurningSlow", 30, **targets)
     _every_query_has_series(watch)
     served.patch(NAME, {"slo": {"timeToFirstToken": "30s"}})
     wait_for("the old target", 30, lambda: True if not watch.series(late) else None)
     ask(served, 100)
-    watch.wait("SluiceTargetBurningFast", 30, fires=False, **targets)
-    watch.wait("SluiceTargetBurningSlow", 30, fires=False, **targets)
+    watch.resolves("SluiceTargetBurningFast", 30, **targets)
+    watch.resolves("SluiceTargetBurningSlow", 30, **targets)
 
 
 def _every_query_has_series(watch: Prometheus) -> None:
@@ -135,17 +133,17 @@ def _every_query_has_series(watch: Prometheus) -> None:
 def test_an_object_that_asks_too_much_is_told_until_it_is_gone(
     served: Cluster, watch: Prometheus
 ) -> None:
-    watch.wait("SluiceObjectStalled", 20, name=LARGE, reason="InsufficientMemory")
+    watch.fires("SluiceObjectStalled", 20, name=LARGE, reason="InsufficientMemory")
     served.delete(LARGE)
-    watch.wait("SluiceObjectStalled", 20, fires=False, name=LARGE)
+    watch.resolves("SluiceObjectStalled", 20, name=LARGE)
 
 
 def test_pods_that_do_not_reach_the_operator_are_no_evidence(
     served: Cluster, watch: Prometheus
 ) -> None:
     with mute(served, NAME):
-        watch.wait("SluiceNoEvidence", 40, reason="MajoritySilent", **SELF)
-    watch.wait("SluiceNoEvidence", 30, fires=False, **SELF)
+        watch.fires("SluiceNoEvidence", 40, reason="MajoritySilent", **SELF)
+    watch.resolves("SluiceNoEvidence", 30, **SELF)
 
 
 def test_a_wedged_pod_and_an_absent_operator_are_told_until_they_are_back(
@@ -155,10 +153,10 @@ def test_a_wedged_pod_and_an_absent_operator_are_told_until_they_are_back(
     served.signal_engine(NAME, "SIGSTOP")
     served.kube.kubectl(*scale, "--replicas=0")
     try:
-        watch.wait("SluicePodWedged", 40, **SELF)
-        watch.wait("SluiceOperatorDown", 40)
+        watch.fires("SluicePodWedged", 40, **SELF)
+        watch.fires("SluiceOperatorDown", 40)
     finally:
         served.signal_engine(NAME, "SIGCONT")
         served.kube.kubectl(*scale, "--replicas=1")
-    watch.wait("SluicePodWedged", 30, fires=False, **SELF)
-    watch.wait("SluiceOperatorDown", 60, fires=False)
+    watch.resolves("SluicePodWedged", 30, **SELF)
+    watch.resolves("SluiceOperatorDown", 60)

@@ -1,4 +1,4 @@
-"""What the chart makes for a Prometheus operator, on an API server without and with its definitions."""
+"""What the chart makes for a Prometheus operator: where its definitions are, and where not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice_cluster import binaries
 from sluice_cluster.settings import ClusterSettings, LocalClusterError
 from sluice_cluster.shell import Word, run, wait_until
 
-MODULE = "github.com/prometheus-operator/prometheus-operator@v0.95.2"
+MODULE = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 KINDS = ("podmonitors", "servicemonitors", "prometheusrules")
 _numbers = itertools.count()
 ON = (*IMAGES, "--set", "monitoring.enabled=true")

@@ -23,9 +23,10 @@ class Totals:
 
     def add(self, tick: Tick) -> None:
         """Count a tick once."""
-        for name, counted in zip(TARGETS, (tick.ttft, tick.itl, tick.e2e), strict=True):
-            self.values[name] += counted.n
-            self.misses[name] += counted.over
+        values = tick.ttft.n, tick.itl.n, tick.e2e.n
+        self.values.update(dict(zip(TARGETS, values, strict=True)))
+        misses = tick.ttft.over, tick.itl.over, tick.e2e.over
+        self.misses.update(dict(zip(TARGETS, misses, strict=True)))
         self.causes.update(asdict(tick.ttft.by))
         self.generated_tokens += tick.generated_tokens
         self.busy_s += tick.busy_s

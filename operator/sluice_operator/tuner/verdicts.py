@@ -154,7 +154,7 @@ def bound_ms(values: Mapping[int, int], allowed: float) -> float | None:
     """The time that the true quantile, 1 - `allowed`, exceeds by chance once in 20 times, if values
     are independent; None for fewer than `3 / allowed`, which show none.
 
-    Values beyond the true quantile are Poisson with the mean `mean`. Fewer than `mean - sqrt(3 mean)`
+    Values beyond the true quantile are Poisson with the mean `mean`. At most `mean - sqrt(3 mean)`
     come with a probability below 5 % (for a mean of 3: none, e^-3).
     """
     n = sum(values.values())

@@ -206,7 +206,9 @@ def test_counters_of_targets_follow_the_closed_ticks_and_never_fall() -> None:
         seen, names = scrape(Statistics(Slo(), 0.0), view), ("values", "misses")
         common = (("engine", "0"), ("model_name", "m"))
         targets = ("timeToFirstToken", "interTokenLatency", "endToEnd")
-        keys = [(f"sluice_target_{n}_total", *common, ("target", t)) for n in names for t in targets]
+        keys = [
+            (f"sluice_target_{n}_total", *common, ("target", t)) for n in names for t in targets
+        ]
         cause = ("sluice_first_token_misses_total", ("cause", "cap"), *common)
         return [seen[key] for key in (*keys, cause)]
 

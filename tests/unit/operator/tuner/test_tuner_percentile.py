@@ -1,4 +1,4 @@
-"""The upper bound of a percentile: it holds as often as it says, and none comes of too few values."""
+"""The upper bound of a percentile holds as often as it says; too few values have none."""
 
 from __future__ import annotations
 
