@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dashboards
 import httpx
 import yaml
 from sluice_cluster import debian
@@ -88,17 +89,13 @@ def _job(monitor: Json, role: str, about: str, port: str, kubeconfig: Path) -> J
     }
 
 
-def config(made: Mapping[str, Sequence[Json]], kubeconfig: Path, rules: Path) -> Json:
-    """Prometheus' configuration, with a scrape and a look at the rules each second."""
+def jobs_of_chart(helm: Path, kubeconfig: Path) -> list[Json]:
+    """Scrapes of a cluster, by the chart's monitors."""
+    made = monitoring(helm)
     pod = ("pod", "pod", "pod_container_port_name", kubeconfig)
     service = ("endpoints", "service", "endpoint_port_name", kubeconfig)
     jobs = [_job(one, *pod) for one in made["PodMonitor"]]
-    jobs += [_job(one, *service) for one in made["ServiceMonitor"]]
-    return {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(rules)],
-        "scrape_configs": jobs,
-    }
+    return jobs + [_job(one, *service) for one in made["ServiceMonitor"]]
 
 
 def shortened(rules: Json, windows: Mapping[str, str]) -> Json:
@@ -147,14 +144,16 @@ class Prometheus:
 
 @contextmanager
 def running(
-    helm: Path, kubeconfig: Path, folder: Path, port: int, windows: Mapping[str, str] | None = None
+    jobs: Sequence[Json], folder: Path, port: int, windows: Mapping[str, str] | None = None
 ) -> Iterator[Prometheus]:
-    """A Prometheus on loopback that scrapes the cluster, until the end of the block. Its data and
-    its log are in `folder`; `windows`: as of `shortened`."""
-    made = monitoring(helm)
-    [rule] = made["PrometheusRule"]
-    (folder / "rules.yaml").write_text(json.dumps(shortened(rule["spec"], windows or {})))
-    told = config(made, kubeconfig, folder / "rules.yaml")
+    """A Prometheus on loopback that scrapes and looks at the chart's rules each second, until the
+    end of the block. Its data and its log are in `folder`; `windows`: as of `shortened`."""
+    (folder / "rules.yaml").write_text(json.dumps(shortened(rules_of_chart(), windows or {})))
+    told = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(folder / "rules.yaml")],
+        "scrape_configs": jobs,
+    }
     (folder / "prometheus.yaml").write_text(json.dumps(told))
     command = [
         *TIED, PACKAGE["prometheus"], f"--config.file={folder / 'prometheus.yaml'}",
@@ -183,3 +182,20 @@ def _await(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) ->
         except httpx.TransportError:
             pass
         time.sleep(0.2)
+
+
+def every_query_has_series(watch: Prometheus, namespace: str, name: str, seconds: float) -> None:
+    """Wait until each query of a panel has series, and each rule that is recorded. The queries of
+    alerts have series while they fire."""
+    variables = {"$__rate_interval": "30s", "$namespace": namespace, "$name": name,
+                 "$gpu_price": "2", "$cpu_price": "0.04"}  # fmt: skip
+    asked = [q for make in dashboards.DASHBOARDS.values() for q in dashboards.queries(make())]
+    for group in rules_of_chart()["groups"]:
+        asked += [rule["record"] for rule in group["rules"] if "record" in rule]
+    for variable, value in variables.items():
+        asked = [query.replace(variable, value) for query in asked]
+
+    def without() -> list[str]:
+        return [query for query in asked if not watch.series(query)]
+
+    wait_until("series", lambda: not without(), seconds, why_not=lambda: "\n".join(without()))

@@ -26,6 +26,6 @@ def watch(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     assert not (why := prometheus.lacks()), why
     [port] = free_ports(1)
     folder, kube = tmp_path_factory.mktemp("prometheus"), cluster.kube
-    helm = kube.bin_dir / "helm"
-    with prometheus.running(helm, kube.kubeconfig, folder, port, WINDOWS) as one:
+    jobs = prometheus.jobs_of_chart(kube.bin_dir / "helm", kube.kubeconfig)
+    with prometheus.running(jobs, folder, port, WINDOWS) as one:
         yield one

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import dashboards
 import httpx
 import prometheus
 import pytest
@@ -16,15 +15,11 @@ from demo.kube import condition, wait_for
 from e2e.kit import SYSTEM, Cluster
 from e2e.muted import is_mutable, mute
 from integration.apiserver import free_ports
-from prometheus import Prometheus
+from prometheus import Prometheus, every_query_has_series
 from sluice.kube import NAMESPACE
 
 NAME, LARGE, BATCH = "e2e-watched", "e2e-watched-large", "e2e-watched-batch"
 SELF = {"namespace": NAMESPACE, "name": NAME}
-VARIABLES = {
-    "$__rate_interval": "30s", "$namespace": NAMESPACE, "$name": NAME, "$gpu_price": "2",
-    "$cpu_price": "0.04",
-}  # fmt: skip
 SLO = {"percentile": "90", "timeToFirstToken": "30s", "interTokenLatency": "30s", "window": "10m"}
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -59,7 +54,8 @@ def watch(served: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         pytest.skip("this cluster's pods are not on this machine, where Prometheus runs")
     folder, kube = tmp_path_factory.mktemp("prometheus"), served.kube
     [port] = free_ports(1)
-    with prometheus.running(kube.bin_dir / "helm", kube.kubeconfig, folder, port) as one:
+    jobs = prometheus.jobs_of_chart(kube.bin_dir / "helm", kube.kubeconfig)
+    with prometheus.running(jobs, folder, port) as one:
         known = f'sluice_cap{{name="{NAME}"}} and on (name) sluice_service_cap'
         wait_for("the first scrapes", 30, lambda: one.series(known) or None)
         yield one
@@ -106,28 +102,12 @@ def test_late_requests_burn_both_windows_and_every_panel_has_series(
     ask(served, 4, **{"x-slo-class": "background"})
     watch.fires("SluiceTargetBurningFast", 30, **targets)
     watch.fires("SluiceTargetBurningSlow", 30, **targets)
-    _every_query_has_series(watch)
+    every_query_has_series(watch, NAMESPACE, NAME, 30)
     served.patch(NAME, {"slo": {"timeToFirstToken": "30s"}})
     wait_for("the old target", 30, lambda: True if not watch.series(late) else None)
     ask(served, 100)
     watch.resolves("SluiceTargetBurningFast", 30, **targets)
     watch.resolves("SluiceTargetBurningSlow", 30, **targets)
-
-
-def _every_query_has_series(watch: Prometheus) -> None:
-    """Also the rules that are recorded; those of alerts have series while they fire."""
-    asked = [q for make in dashboards.DASHBOARDS.values() for q in dashboards.queries(make())]
-    for group in prometheus.rules_of_chart()["groups"]:
-        asked += [rule["record"] for rule in group["rules"] if "record" in rule]
-    for name, value in VARIABLES.items():
-        asked = [query.replace(name, value) for query in asked]
-
-    def none_without() -> bool | None:
-        empty = [query for query in asked if not watch.series(query)]
-        print(*empty, sep="\n")
-        return None if empty else True
-
-    wait_for("series of each query", 30, none_without)
 
 
 def test_an_object_that_asks_too_much_is_told_until_it_is_gone(
