@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 CLUSTER := python3 cluster/cluster.py
 
-.PHONY: setup lint unit test fuzz rolls bench engines engines-e2e groups gpu-check demo demo-texts demo-batch cluster cluster-down kind-image clean
+.PHONY: setup lint unit test fuzz rolls alerts bench engines engines-e2e groups gpu-check demo demo-texts demo-batch cluster cluster-down kind-image clean
 
 setup: .venv/.ready
 
@@ -33,6 +33,10 @@ fuzz: setup
 # Rollouts and scale-ins on the cluster, beneath clients that keep their connections: none lost.
 rolls: setup cluster
 	@PYTHONPATH=tests $(PY) -m e2e.rolls $(ARGS)
+
+# Alerts whose faults take minutes: each fires, and resolves, in a real Prometheus on the cluster.
+alerts: setup cluster
+	@PYTHONPATH=cluster:tests $(PY) -m pytest -q tests/alerts
 
 # Sluice beside its peers; ARGS="--help" says more. Needs gcc, a quiet machine, 12 GB.
 bench: setup

@@ -17,11 +17,11 @@ from pathlib import Path
 
 BUDGETS = {
     "core/sluice_core": 7_100,
-    "frontend/sluice_frontend": 10_200,
+    "frontend/sluice_frontend": 10_250,
     "gate/sluice_gate": 3_200,
     "gate/sluice_vllm": 800,
     "worker/sluice_worker": 12_900,
-    "operator/sluice_operator": 13_850,
+    "operator/sluice_operator": 14_150,
     "kernels/sluice_kernels": 4_760,
     "cli/sluice": 8_200,
     "cluster/sluice_cluster": 2_200,

@@ -235,7 +235,7 @@ def test_enabled_is_a_parent_charts_and_not_a_way_to_install_nothing(
     assert "kind: Deployment" in rendered(True)
 
 
-def test_a_network_policy_lets_in_nobody_but_who_reads_the_metrics(
+def test_a_network_policy_lets_in_nobody_but_who_reads_the_metrics_and_helm_test(
     helm: Path, installed: ApiServer
 ) -> None:
     assert not of_kind(template(helm, *IMAGES), "NetworkPolicy")
@@ -245,11 +245,16 @@ def test_a_network_policy_lets_in_nobody_but_who_reads_the_metrics(
     some = template(helm, *on, "--set", f"networkPolicy.metricsFrom[0].{monitoring}")
     [ajar] = of_kind(some, "NetworkPolicy")
     [deployment] = of_kind(some, "Deployment")
-    pod = deployment["spec"]["template"]
-    assert ajar["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert (closed["spec"]["policyTypes"], "ingress" in closed["spec"]) == (["Ingress"], False)
-    [rule] = ajar["spec"]["ingress"]
-    assert [port["port"] for port in rule["ports"]] == ["metrics"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert ajar["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    [pod] = of_kind(some, "Pod")
+    assert closed["spec"]["policyTypes"] == ["Ingress"]
+    for policy, num in ((closed, 1), (ajar, 2)):
+        [rule] = policy["spec"]["ingress"]
+        assert [port["port"] for port in rule["ports"]] == ["metrics"]
+        assert len(rule["from"]) == num
+        chosen = rule["from"][0]["podSelector"]["matchLabels"]
+        assert chosen == pod["metadata"]["labels"]
     for policy in (closed, ajar):
         kubectl(installed, "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(policy))
 
@@ -288,6 +293,10 @@ def test_a_namespaces_admins_editors_and_viewers_have_the_same_for_its_objects(h
         ((*IMAGES, "--set", "crds.install=null"), "missing property 'install'"),
         ((*IMAGES, "--set", "hub.caConfigMap=null"), "missing property 'caConfigMap'"),
         ((*IMAGES, "--set", "hub.caConfigMap.key=a/b"), "caConfigMap/key"),
+        ((*IMAGES, "--set", "monitoring.enabled=often"), "monitoring/enabled"),
+        ((*IMAGES, "--set", "monitoring.interval=30s"), "interval"),
+        ((*IMAGES, "--set", "monitoring.labels.release=1"), "monitoring/labels/release"),
+        ((*IMAGES, "--set", "monitoring=null"), "missing property 'monitoring'"),
         ((*IMAGES, "--set", "serviceAccount=null"), "missing property 'serviceAccount'"),
         ((*IMAGES, "--set", "serviceAccount.name=A_b"), "serviceAccount/name"),
         ((*IMAGES, "--set", "enabled=false"), "'/enabled': value must be true"),

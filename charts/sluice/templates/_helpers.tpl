@@ -22,6 +22,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/* What a Prometheus operator selects monitors and rules by. */}}
+{{- define "sluice.monitoring" -}}
+{{- mergeOverwrite dict (default dict .Values.monitoring.labels) (include "sluice.labels" . | fromYaml) | toYaml -}}
+{{- end -}}
+
 {{/*
 What the operator does in a namespace that it serves: every verb is used, none is spare.
 OpenShift lets only who may delete a child put back its owner reference.

@@ -31,6 +31,8 @@ from sluice_core.contract import TICK_SECONDS, MemoryReport, Sketch, Slo, StepMo
 from sluice_core.port import EngineLoad, EngineStep, FinishReason, FirstParts, SpeculationTotals
 from sluice_core.sketch import quantile_ms
 
+from .totals import TARGETS, Totals
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNREADABLE = ("about", "metrics", "socket", "usage")
 """Where an engine's numbers come from: what it says of itself, its metrics, its steps, answers."""
@@ -204,6 +206,7 @@ class MetricsView:
     """The state at the moment of a scrape. `last_minute`: its closed ticks."""
 
     is_ready: bool
+    is_hung: bool
     load: EngineLoad
     open_requests: int
     epoch: int
@@ -213,6 +216,7 @@ class MetricsView:
     memory: MemoryReport
     step_model: StepModel | None
     last_minute: Sequence[Tick]
+    totals: Totals
 
 
 Values = Mapping[Any, Any]
@@ -355,11 +359,14 @@ VLLM: Sequence[MetricFamily] = (
 )  # fmt: skip
 OWN: Sequence[MetricFamily] = (
     gauge("sluice_ready", "1 if the worker serves.", lambda v, _: v.is_ready),
+    gauge("sluice_engine_hung", "1 if the engine makes no progress.", lambda v, _: v.is_hung),
     gauge("sluice_open_requests", "Sequences that have not ended.", lambda v, _: v.open_requests),
     gauge("sluice_cap", "The cap in force.", lambda v, _: v.cap),
     gauge("sluice_cap_ceiling", "The largest cap possible.", lambda v, _: v.ceiling),
     gauge("sluice_epoch", "The operator's number of the configuration in force.",
           lambda v, _: v.epoch),
+    gauge("sluice_kv_usage", "Share of KV blocks in use, in any engine that tells it.",
+          lambda v, _: v.load.kv_usage),
     gauge("sluice_kv_cached_blocks", "Free blocks that hold a reusable prefix.",
           lambda v, _: v.load.cached_blocks),
     gauge("sluice_kv_rounding_waste", "Share of used KV slots beyond tokens.",
@@ -383,6 +390,16 @@ OWN: Sequence[MetricFamily] = (
           lambda v, _: {name: _last_minute(name, v).total() for name in SKETCHES}, ("of",)),
     gauge("sluice_step_model", "step_ms = a + b decodes + c kv_tokens + d prefill_tokens.",
           lambda v, _: _coefficients(v.step_model), ("coefficient",)),
+    counter("sluice_target_values", "Requests or gaps that were judged, by target.",
+            lambda v, _: _counts(v.totals.values, *TARGETS), ("target",)),
+    counter("sluice_target_misses", "Of these, over the target in force.",
+            lambda v, _: _counts(v.totals.misses, *TARGETS), ("target",)),
+    counter("sluice_first_token_misses", "Late first tokens, by the largest part of their time.",
+            lambda v, _: _counts(v.totals.causes, "cap", "kv", "prefill", "outside"), ("cause",)),
+    counter("sluice_generated_tokens", "Tokens of requests that a target judges.",
+            lambda v, _: v.totals.generated_tokens),
+    counter("sluice_busy_seconds", "Time in which the engine ran such requests.",
+            lambda v, _: v.totals.busy_s),
     counter("sluice_steps", "Engine steps.", lambda _, s: s.steps),
     counter("sluice_step_seconds", "Time in engine steps.", lambda _, s: s.step_s),
     counter("sluice_preempted_tokens", "Tokens computed again.",

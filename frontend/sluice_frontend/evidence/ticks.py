@@ -10,6 +10,7 @@ from sluice_core.contract import TICK_RING, TICK_SECONDS, Slo, Tick, Waiting
 from sluice_core.port import EngineLoad
 
 from .open_tick import OpenTick
+from .totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class _Settling:
 class Ticks:
     """The open tick, into which others count, and the ring of closed ones.
 
-    `epoch`, `cap`, `slo`: in force. `next_seq`: of the open tick.
+    `epoch`, `cap`, `slo`: in force. `next_seq`: of the open tick. `totals`: of all closed ones.
     """
 
     def __init__(self, boot_id: str, now_s: float) -> None:
@@ -39,6 +40,7 @@ class Ticks:
         self.slo = Slo()
         self.next_seq = 1
         self.open = OpenTick()
+        self.totals = Totals()
         self.start_s = now_s
         self._closed: deque[Tick] = deque(maxlen=TICK_RING)
         self._throttled_s: float | None = None  # the first reading is where we begin
@@ -108,6 +110,7 @@ class Ticks:
     def append(self, closed: Tick) -> None:
         """Keep a closed tick, and as many older ones as the ring holds."""
         self._closed.append(closed)
+        self.totals.add(closed)
         self.next_seq += 1
 
     def after(self, seq: int) -> list[Tick]:

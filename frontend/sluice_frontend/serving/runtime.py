@@ -171,11 +171,13 @@ class Runtime:
 
     def view(self) -> MetricsView:
         engine, cache = self.backend.facts, dict(self._cache_config)
+        now_s = time.monotonic()
         if engine is not None:
             cache["block_size"] = str(engine.block_size)
             cache["num_gpu_blocks"] = str(engine.num_blocks)
         return MetricsView(
             is_ready=self.readiness().ok,
+            is_hung=self.engine_liveness.hung(now_s, self.config.liveness_timeout) is not None,
             load=self.recorder.engine.load,
             open_requests=self.backend.num_open,
             epoch=self.live.epoch,
@@ -185,6 +187,7 @@ class Runtime:
             memory=self.recorder.engine.memory,
             step_model=self.recorder.engine.step_model,
             last_minute=self.recorder.ticks.newest(MINUTE_TICKS),
+            totals=self.recorder.ticks.totals,
         )
 
     async def beat(self) -> None:

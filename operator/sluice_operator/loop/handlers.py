@@ -25,6 +25,7 @@ from ..pods.scrape import create_client
 from ..settings import Settings
 from ..spec.batch import BATCH_PLURAL
 from ..spec.service import GROUP, PLURAL, VERSION
+from ..status.samples import ObjectCollector, Shown
 from .batch import BatchKind
 from .dependencies import Dependencies
 from .reconcile import Make, Reconciler
@@ -65,6 +66,11 @@ class Operator:
             self.tasks[key] = task
             dependencies.metrics.objects.set(len(self.tasks))
         self.reconcilers[key].see(body)
+
+    def shown(self) -> list[Shown]:
+        """Every object that was passed over, also for other threads."""
+        seen = [reconciler.shown for reconciler in list(self.reconcilers.values())]
+        return [one for one in seen if one]
 
     def see_child(self, kind: str, body: Object, *, is_gone: bool) -> None:
         """Take in a child that the watch shows, or that it is gone."""
@@ -157,6 +163,7 @@ async def connect(operator: Operator) -> Dependencies:
             )
     except ClusterError as e:
         raise kopf.TemporaryError(str(e), delay=5) from e
+    metrics.registry.register(ObjectCollector(operator.shown))
     MetricsServer(settings.address, settings.metrics_port, metrics.registry).start()
     return Dependencies(settings, cluster, create_client(), metrics, operator.store)
 

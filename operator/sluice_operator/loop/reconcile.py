@@ -17,9 +17,10 @@ from typing import Any
 from ..cluster.client import ClusterError
 from ..cluster.observed import Object, version
 from ..reasons import Reason
-from ..spec.service import SpecError, kueue_of
+from ..spec.service import InferenceService, SpecError, kueue_of
 from ..status import events
 from ..status.events import Notice
+from ..status.samples import Shown
 from ..status.writer import StatusWriter
 from . import ownership
 from .dependencies import Dependencies
@@ -40,7 +41,7 @@ _NOT_READ = frozenset({"labels", "annotations", "managedFields"})
 
 
 class Reconciler:
-    """Looks after one object until its task is cancelled."""
+    """Looks after one object until its task is cancelled. `shown`: what Prometheus reads of it."""
 
     def __init__(
         self,
@@ -78,6 +79,8 @@ class Reconciler:
         self._kind = self._make(dependencies, *self._key)
         self._status = StatusWriter(dependencies.cluster, dependencies.turns, self._kind.name)
         self._told: dict[str, str] = {}  # by reason, the key of the last event
+        self.shown: Shown | None = None
+        self._service: InferenceService | None = None
 
     def wake(self) -> None:
         self._wake.set()
@@ -142,6 +145,7 @@ class Reconciler:
             parsed = self._kind.parse(body)
         except SpecError as e:
             return await self._tell_invalid(last, previous, str(e), now)
+        self._service = parsed if isinstance(parsed, InferenceService) else None
         if parsed.unknown:
             await self._tell(meta, [events.left_out(parsed.unknown, parsed.generation)], now)
         try:
@@ -172,6 +176,7 @@ class Reconciler:
         if owner in ("", me):
             return True
         self._kind.disown()
+        self.shown = None
         await self._tell(meta, [ownership.refusal(owner, me, ref, now)], now)
         return False
 
@@ -219,6 +224,15 @@ class Reconciler:
 
     async def _write_status(self, wanted: dict[str, Any]) -> float:
         """Seconds until it may be written, if it waits for its turn, else infinite."""
+        door = self._dependencies.store.child(self._key, "Service") or {}
+        self.shown = Shown(
+            self._kind.name,
+            self._namespace,
+            self._body["metadata"]["name"],
+            wanted,
+            self._service,
+            door.get("spec", {}).get("clusterIP", ""),
+        )
         body, wait_s = await self._status.write(self._body, wanted)
         self.see(body)  # it may bring a spec that this pass has not seen
         return wait_s

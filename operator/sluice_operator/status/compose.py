@@ -532,6 +532,8 @@ def _target(verdict: TargetVerdict) -> dict[str, Any]:
     }
     if verdict.quantile_ms is not None:
         part["measured"] = milliseconds(verdict.quantile_ms)
+    if verdict.bound_ms is not None:
+        part["bound"] = milliseconds(verdict.bound_ms)
     part["samplesNeeded"] = verdict.samples_needed
     part["verifiable"] = verdict.verifiable
     return part

@@ -53,6 +53,7 @@ def _target(name: str) -> Schema:
         f"Evidence on {name} in the window.",
         target=say(TEXT, "The target, as a duration."),
         measured=say(TEXT, "The measured time at `percentile`, as a duration."),
+        bound=say(TEXT, "Its upper bound, of 95 % if samples are independent; none of too few."),
         over=say(COUNT, "Samples over target."),
         samples=say(COUNT, "Samples in the window."),
         allowedPercent=say(TEXT, "Share that may be over."),

@@ -21,7 +21,7 @@ WRITES_PER_S = 5.0
 """Writes of all objects together, for measurements alone: client-go's default for a controller.
 Over fifty objects with traffic take turns, and a hundred are 20 s apart."""
 
-_JUDGED = ("measured", "over", "samples", "usedPercent", "samplesNeeded", "verifiable")
+_JUDGED = ("measured", "bound", "over", "samples", "usedPercent", "samplesNeeded", "verifiable")
 _TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
 MEASURED: Mapping[str, Any] = {
     "memory": dict.fromkeys(("sequences", "expectedPreemptions")),

@@ -225,7 +225,8 @@ class TargetVerdict:
     """One target, judged.
 
     `n`, `over`, `over_share`: the promise, over all arrivals of the window; it holds up to
-    `allowed_share`. `quantile_ms`: the asked percentile of the window from the merged sketches.
+    `allowed_share`. `quantile_ms`: the asked percentile of the window from the merged sketches;
+    `bound_ms`: its upper bound (`verdicts.bound_ms`).
     `epoch_n`, `epoch_over`, `verdict`: the evidence of this epoch. `samples_needed`: until headroom
     is shown if none more is over; 0 once it is shown. `verifiable`: False if that would take more
     than an hour at the present traffic. `epoch_far`: gaps of interference among `epoch_over`, which
@@ -250,6 +251,7 @@ class TargetVerdict:
     far_at_cap: int = 0
     cap_breached: bool = False
     in_prefill: bool = False
+    bound_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

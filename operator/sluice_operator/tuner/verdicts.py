@@ -2,9 +2,9 @@
 are no evidence of speed, and are counted apart."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import floor, inf, sqrt
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -129,6 +129,7 @@ def _judge_one(
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
     share = over / n if n else 0.0
+    values = window.sketch(read.sketch)
     return TargetVerdict(
         target=name,
         target_ms=target_ms,
@@ -136,7 +137,8 @@ def _judge_one(
         over=over,
         allowed_share=targets.allowed_share,
         over_share=share,
-        quantile_ms=sketch.quantile_ms(window.sketch(read.sketch), 1 - targets.allowed_share),
+        quantile_ms=sketch.quantile_ms(values, 1 - targets.allowed_share),
+        bound_ms=bound_ms(values, targets.allowed_share),
         verdict=verdict,
         epoch_n=epoch_n,
         epoch_over=epoch_over,
@@ -146,6 +148,21 @@ def _judge_one(
         far_at_cap=far_at_cap,
         cap_breached=cap_breached,
     )
+
+
+def bound_ms(values: Mapping[int, int], allowed: float) -> float | None:
+    """The time that the true quantile, 1 - `allowed`, exceeds by chance once in 20 times, if values
+    are independent; None for fewer than `3 / allowed`, which show none.
+
+    Values beyond the true quantile are Poisson with the mean `mean`. At most `mean - sqrt(3 mean)`
+    come with a probability below 5 % (for a mean of 3: none, e^-3).
+    """
+    n = sum(values.values())
+    mean = allowed * n
+    beyond = floor(mean - sqrt(3 * mean))
+    if n == 0 or beyond < 0:
+        return None
+    return sketch.quantile_ms(values, (n - 1 - beyond) / max(n - 1, 1))
 
 
 def _test(

@@ -21,9 +21,11 @@ from sluice_frontend.evidence.metrics import (
     with_target,
 )
 from sluice_frontend.evidence.recorder import Recorder
+from sluice_frontend.evidence.totals import Totals
 
 VIEW = MetricsView(
     is_ready=True,
+    is_hung=False,
     load=EngineLoad(3, 2, 1, 10, 4, 40, 5, 6, 7, 8),
     open_requests=6,
     epoch=12,
@@ -33,6 +35,7 @@ VIEW = MetricsView(
     memory=MemoryReport({"weights": 10}, {"weights": 11}, 640, {"weights": 12}),
     step_model=StepModel(a=1.0, b=2.0, c=3.0, d=4.0, n=5, resid_q=1.2),
     last_minute=[],
+    totals=Totals(),
 )
 
 
@@ -189,6 +192,35 @@ def test_quantiles_of_the_last_minute_are_shown_for_each_target() -> None:
     of = ("of", "inter_token_latency_seconds")
     assert seen["sluice_last_minute_values", *common, of] == 89  # 5.05 s are two ticks of 2 s
     assert not any("last_minute_time_to_first" in str(key[0]) for key in seen)
+
+
+def test_counters_of_targets_follow_the_closed_ticks_and_never_fall() -> None:
+    recorder = Recorder("boot", 0.0, 0.0)
+    recorder.ticks.start(1, 4, Slo(ttft_ms=500, itl_ms=20))
+    timer = recorder.arrive("r", 0.0, 0.0, 1)
+    recorder.first_token(timer, 1.0, FirstParts(0.9, 0.0, 0.1, 0))
+    recorder.next_token(timer, 1.1, at_cap=False)
+    view = replace(VIEW, totals=recorder.ticks.totals)
+
+    def counts() -> list[float]:
+        seen, names = scrape(Statistics(Slo(), 0.0), view), ("values", "misses")
+        common = (("engine", "0"), ("model_name", "m"))
+        targets = ("timeToFirstToken", "interTokenLatency", "endToEnd")
+        keys = [
+            (f"sluice_target_{n}_total", *common, ("target", t)) for n in names for t in targets
+        ]
+        cause = ("sluice_first_token_misses_total", ("cause", "cap"), *common)
+        return [seen[key] for key in (*keys, cause)]
+
+    assert counts() == [0] * 7, "the tick is open"
+    recorder.advance(2.0, 2.0, 0.0)
+    assert counts() == [1, 1, 0, 1, 1, 0, 1]
+    recorder.ticks.configure(1, 4, Slo(ttft_ms=500, itl_ms=2000))
+    recorder.next_token(timer, 2.5, at_cap=False)
+    recorder.finish(timer, 2.5)
+    for _ in range(1000):
+        recorder.advance(recorder.ticks.end_s, recorder.ticks.end_s, 0.0)
+    assert counts() == [1, 2, 1, 1, 1, 0, 1], "also of ticks that the ring has lost"
 
 
 def view_of(**changes: object) -> MetricsView:

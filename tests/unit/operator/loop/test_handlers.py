@@ -83,13 +83,16 @@ async def test_an_object_whose_deletion_the_watch_missed_is_let_go() -> None:
     operator, store = Operator(SETTINGS), Store()
     context = create_context(store, operator)
     operator.see(context, KEY, body())
+    assert operator.shown() == []
     await operator.reconcilers[KEY].reconcile()
+    [shown] = operator.shown()
+    assert (shown.namespace, shown.name, shown.status) == (*KEY, store.statuses[-1])
     store.is_deleted = True
     context.roster._taken.clear()  # it is time to look
     operator.reconcilers[KEY].wake()
     async with asyncio.timeout(10):
         await asyncio.wait([operator.tasks[KEY]])
-    assert (operator.tasks, operator.reconcilers) == ({}, {})
+    assert (operator.tasks, operator.reconcilers, operator.shown()) == ({}, {}, [])
 
 
 def test_nothing_that_bears_our_label_is_kept_by_kopf_or_waited_for(operator: Operator) -> None:

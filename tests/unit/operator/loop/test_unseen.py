@@ -78,14 +78,16 @@ def owner(store: Slow) -> str:
 
 
 async def test_an_object_of_another_installation_is_left_to_it(store: Slow, clock: Clock) -> None:
-    await create_operator(store, "one").reconcile()
-    two = create_operator(store, "two")
+    one, two = create_operator(store, "one"), create_operator(store, "two")
+    await one.reconcile()
     store.num_writes, store.events = 0, []
     clock.wall_s -= clock.wall_s % 3600
     for _ in range(10):
         await two.reconcile()
         clock.wall_s += 60
     assert (store.num_writes, owner(store)) == (0, "one")
+    assert one.shown is not None
+    assert two.shown is None, "one series of each object"
     [told] = store.events
     assert told["reason"] == "OtherOperator"
     assert told["message"] == (
