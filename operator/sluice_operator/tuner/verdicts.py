@@ -128,7 +128,6 @@ def _judge_one(
         cap_breached = near >= threshold
     if n and verdict == "NoTraffic":
         verdict = "Hold"  # the epoch is too young to tell
-    share = over / n if n else 0.0
     values = window.sketch(read.sketch)
     return TargetVerdict(
         target=name,
@@ -136,7 +135,7 @@ def _judge_one(
         n=n,
         over=over,
         allowed_share=targets.allowed_share,
-        over_share=share,
+        over_share=over / n if n else 0.0,
         quantile_ms=sketch.quantile_ms(values, 1 - targets.allowed_share),
         bound_ms=bound_ms(values, targets.allowed_share),
         verdict=verdict,
