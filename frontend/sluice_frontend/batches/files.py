@@ -35,6 +35,9 @@ class StoredFile(Struct, frozen=True):
     owner: str
 
 
+_STORED = msgspec.json.Decoder(StoredFile)
+
+
 def new_id(prefix: str) -> str:
     """A name that nobody guesses. Names sort by the time at which they were made."""
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
@@ -69,10 +72,13 @@ def write(path: Path, value: object) -> None:
         raise
 
 
-def read(path: Path, kind: type[T]) -> T | None:
-    """The value at `path`; None if there is none. Raises OSError."""
+def read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """The value at `path`; None if there is none. Raises OSError.
+
+    Two threads that prepare a decoder of one type at once crash msgspec: modules make them.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decoder.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -135,7 +141,7 @@ class Files:
 
     def find(self, file_id: str, salt: str) -> FileObject | None:
         """A file that `salt` may see and whose time is not over."""
-        stored = read(self._about(file_id), StoredFile) if is_id(file_id, FILE) else None
+        stored = read(self._about(file_id), _STORED) if is_id(file_id, FILE) else None
         if stored is None or not is_seen(stored.owner, salt) or _is_over(stored):
             return None
         return stored.object
@@ -170,7 +176,7 @@ class Files:
     def sweep(self) -> None:
         """Delete the files whose time is over, and what killed writers left a day ago."""
         for file_id in self._names():
-            stored = read(self._about(file_id), StoredFile)
+            stored = read(self._about(file_id), _STORED)
             if stored is not None and _is_over(stored):
                 self._unlink(file_id)
         for entry in os.scandir(self._folder):

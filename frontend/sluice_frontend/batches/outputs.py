@@ -39,11 +39,14 @@ class _Body(Struct):
     usage: _Usage | None = None
 
 
+_BODY = msgspec.json.Decoder(_Body)
+
+
 def tokens_of(result: Result) -> tuple[int, int, int, int]:
     """Tokens that a line read, of those cached ones, that it wrote, and of those thoughts, as its
     answer tells them."""
     try:
-        body = msgspec.json.decode(result.response.body if result.response else b"{}", type=_Body)
+        body = _BODY.decode(result.response.body if result.response else b"{}")
     except (msgspec.DecodeError, RecursionError):
         body = _Body()
     told = body.usage or _Usage()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 from msgspec import Struct
 from sluice_core.errors import IsOver, NotKept
 
@@ -41,6 +42,9 @@ class Record(Struct):
     def is_expired(self) -> bool:
         """True if the time is over in which lines may be sent."""
         return self.batch.expires_at <= now_s()
+
+
+_RECORD = msgspec.json.Decoder(Record)
 
 
 class Claim:
@@ -87,7 +91,7 @@ class Records:
 
     def find(self, batch_id: str) -> Record | None:
         """A batch as it was written last."""
-        return read(self._path(batch_id), Record) if is_id(batch_id, BATCH) else None
+        return read(self._path(batch_id), _RECORD) if is_id(batch_id, BATCH) else None
 
     def get(self, batch_id: str, salt: str) -> Batch:
         """A batch that `salt` may see, as clients see it; raises NotKept."""

@@ -26,6 +26,8 @@ class Locked(Refusal):
 class Results:
     """OUT, locked while it is entered; entering raises `Refusal` if it is no file, or locked."""
 
+    _decoder = msgspec.json.Decoder(Result)  # threads that prepare one type at once crash msgspec
+
     def __init__(self, path: Path) -> None:
         self.path, self._end = path, 0
 
@@ -60,7 +62,7 @@ class Results:
                     os.ftruncate(self._file, self._end)
                     return
                 try:
-                    yield msgspec.json.decode(line, type=Result)
+                    yield self._decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
                     raise Refusal(f"line {number} of {self.path} is no result of a batch") from e
                 self._end += len(line)
