@@ -3,16 +3,20 @@
 import json
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import dashboards
 import httpx
 import yaml
+from demo.kube import Kube
 from sluice_cluster import debian
 from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import Word, run, wait_until
@@ -23,7 +27,9 @@ API = "monitoring.coreos.com/v1"
 SYSTEM = "sluice-system"
 START_S = 20.0
 TIED = ("setpriv", "--pdeathsig=KILL")
+META = "__meta_kubernetes"
 Json = dict[str, Any]
+Windows = Mapping[str, str] | None
 
 
 def lacks() -> str:
@@ -56,24 +62,23 @@ def _label(word: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in word)
 
 
-def _job(monitor: Json, role: str, about: str, port: str, kubeconfig: Path) -> Json:
+def _job(monitor: Json, role: str, about: str, port: str) -> Json:
     """A scrape as the Prometheus operator makes it of a monitor. `about`, `port`: whose labels it
     selects by, and where the port's name is, in the words of the service discovery."""
     meta, spec = monitor["metadata"], monitor["spec"]
     [end] = spec.get("podMetricsEndpoints") or spec["endpoints"]
     where = spec.get("namespaceSelector", {"matchNames": [meta["namespace"]]})
-    discovery: Json = {"role": role, "kubeconfig_file": str(kubeconfig)}
-    if not where.get("any"):
-        discovery["namespaces"] = {"names": where["matchNames"]}
-    kept = {f"__meta_kubernetes_{about}_label_{_label(k)}": v
+    kept = {f"{META}_{about}_label_{_label(k)}": v
             for k, v in spec["selector"]["matchLabels"].items()}  # fmt: skip
-    kept[f"__meta_kubernetes_{port}"] = end["port"]
+    kept[f"{META}_{port}"] = end["port"]
+    if not where.get("any"):
+        kept[f"{META}_namespace"] = "|".join(where["matchNames"])
     copied = {"namespace": "namespace", "pod_name": "pod", "pod_container_name": "container"}
     relabel: list[Json] = [
         {"action": "keep", "source_labels": [name], "regex": value} for name, value in kept.items()
     ]
     relabel += [
-        {"source_labels": [f"__meta_kubernetes_{name}"], "target_label": label}
+        {"source_labels": [f"{META}_{name}"], "target_label": label}
         for name, label in copied.items()
     ]
     snake = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
@@ -84,18 +89,70 @@ def _job(monitor: Json, role: str, about: str, port: str, kubeconfig: Path) -> J
     return {
         "job_name": f"{monitor['kind']}/{meta['namespace']}/{meta['name']}",
         "honor_labels": end.get("honorLabels", False),
-        "kubernetes_sd_configs": [discovery],
+        "file_sd_configs": [{"files": [f"{role}.json"]}],
         "relabel_configs": relabel,
     }
 
 
-def jobs_of_chart(helm: Path, kubeconfig: Path) -> list[Json]:
+def jobs_of_chart(helm: Path) -> list[Json]:
     """Scrapes of a cluster, by the chart's monitors."""
     made = monitoring(helm)
-    pod = ("pod", "pod", "pod_container_port_name", kubeconfig)
-    service = ("endpoints", "service", "endpoint_port_name", kubeconfig)
-    jobs = [_job(one, *pod) for one in made["PodMonitor"]]
+    jobs = [_job(one, "pod", "pod", "pod_container_port_name") for one in made["PodMonitor"]]
+    service = ("endpoints", "service", "endpoint_port_name")
     return jobs + [_job(one, *service) for one in made["ServiceMonitor"]]
+
+
+def _target(address: str, port: int, body: Json, labels: Json, **told: Json) -> Json:
+    """`labels`: of the discovery, below `META`; `told`: the labels of objects, by kind."""
+    found = {f"{META}_{name}": value for name, value in labels.items()}
+    found[f"{META}_namespace"] = body["metadata"]["namespace"]
+    for kind, of in told.items():
+        values = of["metadata"].get("labels", {}).items()
+        found |= {f"{META}_{kind}_label_{_label(name)}": value for name, value in values}
+    return {"targets": [f"{address}:{port}"], "labels": found}
+
+
+def _pods(pods: Sequence[Json]) -> Iterator[Json]:
+    for pod in pods:
+        for container in pod["spec"]["containers"] if "podIP" in pod["status"] else ():
+            for port in container.get("ports", ()):
+                labels = {
+                    "pod_name": pod["metadata"]["name"],
+                    "pod_container_name": container["name"],
+                    "pod_container_port_name": port.get("name", ""),
+                }
+                yield _target(pod["status"]["podIP"], port["containerPort"], pod, labels, pod=pod)
+
+
+def _endpoints(
+    endpoints: Sequence[Json], services: Mapping[tuple[str, str], Json]
+) -> Iterator[Json]:
+    for one in endpoints:
+        meta = one["metadata"]
+        service = services.get((meta["namespace"], meta["name"]))
+        if service is None:
+            continue
+        for subset in one.get("subsets", ()):
+            for address, port in product(subset.get("addresses", ()), subset.get("ports", ())):
+                labels = {
+                    "pod_name": address.get("targetRef", {}).get("name", ""),
+                    "endpoint_port_name": port.get("name", ""),
+                }
+                yield _target(address["ip"], port["port"], one, labels, service=service)
+
+
+def _discover(kube: Kube, folder: Path) -> None:
+    """What Prometheus' own service discovery tells of a cluster, which Debian's package lacks."""
+    items = kube.get("pods,endpoints,services", "--all-namespaces")["items"]
+    found: dict[str, list[Json]] = {"Pod": [], "Endpoints": [], "Service": []}
+    for item in items:
+        found[item["kind"]].append(item)
+    services = {(s["metadata"]["namespace"], s["metadata"]["name"]): s for s in found["Service"]}
+    told = {"pod": _pods(found["Pod"]), "endpoints": _endpoints(found["Endpoints"], services)}
+    for role, targets in told.items():
+        beside = folder / f".{role}.json"
+        beside.write_text(json.dumps(list(targets)))
+        beside.replace(folder / f"{role}.json")
 
 
 def shortened(rules: Json, windows: Mapping[str, str]) -> Json:
@@ -144,7 +201,7 @@ class Prometheus:
 
 @contextmanager
 def running(
-    jobs: Sequence[Json], folder: Path, port: int, windows: Mapping[str, str] | None = None
+    jobs: Sequence[Json], folder: Path, port: int, windows: Windows = None
 ) -> Iterator[Prometheus]:
     """A Prometheus on loopback that scrapes and looks at the chart's rules each second, until the
     end of the block. Its data and its log are in `folder`; `windows`: as of `shortened`."""
@@ -184,18 +241,42 @@ def _await(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) ->
         time.sleep(0.2)
 
 
-def every_query_has_series(watch: Prometheus, namespace: str, name: str, seconds: float) -> None:
-    """Wait until each query of a panel has series, and each rule that is recorded. The queries of
-    alerts have series while they fire."""
+@contextmanager
+def watching(kube: Kube, folder: Path, port: int, windows: Windows = None) -> Iterator[Prometheus]:
+    """A Prometheus, as of `running`, that scrapes what the chart's monitors select."""
+    is_over = threading.Event()
+
+    def keep() -> None:
+        while not is_over.wait(2):
+            _discover(kube, folder)
+
+    _discover(kube, folder)
+    with ThreadPoolExecutor(1) as pool:
+        keeps = pool.submit(keep)
+        try:
+            with running(jobs_of_chart(kube.bin_dir / "helm"), folder, port, windows) as one:
+                yield one
+        finally:
+            is_over.set()
+        keeps.result()
+
+
+def every_query_has_series(
+    watch: Prometheus, namespace: str, name: str, seconds: float, ask: Callable[[], None]
+) -> None:
+    """Wait until each query of a panel has had series, and each rule that is recorded, while `ask`
+    keeps requests coming. The queries of alerts have series while they fire."""
     variables = {"$__rate_interval": "30s", "$namespace": namespace, "$name": name,
                  "$gpu_price": "2", "$cpu_price": "0.04"}  # fmt: skip
-    asked = [q for make in dashboards.DASHBOARDS.values() for q in dashboards.queries(make())]
+    left = [q for make in dashboards.DASHBOARDS.values() for q in dashboards.queries(make())]
     for group in rules_of_chart()["groups"]:
-        asked += [rule["record"] for rule in group["rules"] if "record" in rule]
+        left += [rule["record"] for rule in group["rules"] if "record" in rule]
     for variable, value in variables.items():
-        asked = [query.replace(variable, value) for query in asked]
+        left = [query.replace(variable, value) for query in left]
 
-    def without() -> list[str]:
-        return [query for query in asked if not watch.series(query)]
+    def all_had() -> bool:
+        ask()
+        left[:] = [query for query in left if not watch.series(query)]
+        return not left
 
-    wait_until("series", lambda: not without(), seconds, why_not=lambda: "\n".join(without()))
+    wait_until("series", all_had, seconds, why_not=lambda: "\n".join(left))

@@ -25,7 +25,6 @@ def watch(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """It waits a second, not minutes, before an alert fires."""
     assert not (why := prometheus.lacks()), why
     [port] = free_ports(1)
-    folder, kube = tmp_path_factory.mktemp("prometheus"), cluster.kube
-    jobs = prometheus.jobs_of_chart(kube.bin_dir / "helm", kube.kubeconfig)
-    with prometheus.running(jobs, folder, port, WINDOWS) as one:
+    folder = tmp_path_factory.mktemp("prometheus")
+    with prometheus.watching(cluster.kube, folder, port, WINDOWS) as one:
         yield one

@@ -1,8 +1,8 @@
 """Pods of a local cluster that cannot reach the operator, as behind a NetworkPolicy."""
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from e2e.kit import SYSTEM, Cluster
@@ -17,13 +17,13 @@ def is_mutable(cluster: Cluster) -> bool:
     return state is not None and state.kind == "local"
 
 
-def _network_of(address: str) -> str:
-    """The network namespace that has the address."""
-    for one in json.loads(run(["ip", "-json", "netns", "list"])):
-        told: list[dict[str, Any]] = json.loads(run(["ip", "-n", one["name"], "-json", "address"]))
-        if any(a["local"] == address for link in told for a in link.get("addr_info", ())):
-            return str(one["name"])
-    raise AssertionError(f"no network namespace has {address}")
+def _process_of(pod: dict[str, Any]) -> str:
+    """The id of a process in the pod."""
+    for told in Path("/proc").glob("[0-9]*/cgroup"):
+        with suppress(OSError):  # it has just ended
+            if pod["metadata"]["uid"] in told.read_text():
+                return told.parent.name
+    raise AssertionError("no process is in the pod")
 
 
 @contextmanager
@@ -32,10 +32,10 @@ def mute(cluster: Cluster, name: str) -> Iterator[None]:
     [pod] = cluster.kube.pods(name)
     operator = "app.kubernetes.io/name=sluice-operator"
     [one] = cluster.kube.get("pods", "-n", SYSTEM, "-l", operator)["items"]
-    route = ["blackhole", f"{one['status']['podIP']}/32"]
-    network = _network_of(pod["status"]["podIP"])
-    run(["ip", "-n", network, "route", "add", *route])
+    inside = ("nsenter", "-t", _process_of(pod), "-n", "ip", "route")
+    route = ("blackhole", f"{one['status']['podIP']}/32")
+    run([*inside, "add", *route])
     try:
         yield
     finally:
-        run(["ip", "-n", network, "route", "del", *route])
+        run([*inside, "del", *route])

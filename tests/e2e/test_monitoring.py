@@ -52,10 +52,8 @@ def watch(served: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         pytest.skip(why)
     if not is_mutable(served):
         pytest.skip("this cluster's pods are not on this machine, where Prometheus runs")
-    folder, kube = tmp_path_factory.mktemp("prometheus"), served.kube
     [port] = free_ports(1)
-    jobs = prometheus.jobs_of_chart(kube.bin_dir / "helm", kube.kubeconfig)
-    with prometheus.running(jobs, folder, port) as one:
+    with prometheus.watching(served.kube, tmp_path_factory.mktemp("prometheus"), port) as one:
         known = f'sluice_cap{{name="{NAME}"}} and on (name) sluice_service_cap'
         wait_for("the first scrapes", 30, lambda: one.series(known) or None)
         yield one
@@ -69,9 +67,9 @@ def ask(served: Cluster, num: int, **headers: str) -> None:
         asked = client.post(f"{url}/v1/completions", json=body, headers=headers)
         return asked.status_code
 
-    with served.kube.service_url(NAME) as url, httpx.Client(timeout=60) as client:
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: post(client, url), range(num)))
+    clients = httpx.Client(timeout=60)
+    with served.kube.service_url(NAME) as url, clients as client, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: post(client, url), range(num)))
     assert set(answers) == {200}
 
 
@@ -96,16 +94,16 @@ def test_late_requests_burn_both_windows_and_every_panel_has_series(
 ) -> None:
     targets = {"namespace": NAMESPACE, "name": NAME, "target": "timeToFirstToken"}
     late = 'sluice_service_target_seconds{target="timeToFirstToken"} < 1'
-    served.patch(NAME, {"slo": {"timeToFirstToken": "1ms"}})
+    served.patch(NAME, {"slo": {"timeToFirstToken": "1ms"}, "batching": {"maxNumSeqs": 2}})
     wait_for("the new target", 30, lambda: watch.series(late) or None)
     ask(served, 40)
     ask(served, 4, **{"x-slo-class": "background"})
     watch.fires("SluiceTargetBurningFast", 30, **targets)
     watch.fires("SluiceTargetBurningSlow", 30, **targets)
-    every_query_has_series(watch, NAMESPACE, NAME, 30)
-    served.patch(NAME, {"slo": {"timeToFirstToken": "30s"}})
+    every_query_has_series(watch, NAMESPACE, NAME, 40, lambda: ask(served, 1))
+    served.patch(NAME, {"slo": {"timeToFirstToken": "30s"}, "batching": None})
     wait_for("the old target", 30, lambda: True if not watch.series(late) else None)
-    ask(served, 100)
+    ask(served, 300)
     watch.resolves("SluiceTargetBurningFast", 30, **targets)
     watch.resolves("SluiceTargetBurningSlow", 30, **targets)
 

@@ -57,7 +57,7 @@ def test_without_the_definitions_dashboards_are_made_and_with_them_monitors_too(
     def made(kinds: str) -> list[str]:
         return kubectl(apiserver, "get", kinds, "-n", namespace, "-o", "name").split()
 
-    dashboards = "configmap -l grafana_dashboard=1".split()
+    dashboards = ["configmap", "-l", "grafana_dashboard=1"]
     names = kubectl(apiserver, "get", *dashboards, "-n", namespace, "-o", "name").split()
     assert names == [
         f"configmap/monitored-sluice-dashboard-{name}" for name in ("fleet", "service")
