@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from sluice_core.contract import Evidence, decode
+from sluice_core.contract import Evidence, MemoryReport, decode
 from sluice_core.port import EngineLoad
-from sluice_core.wire import StepReport, encode_frame
+from sluice_core.wire import Ready, StepReport, encode_frame
 
 from .worker_process import Worker, listening
 
@@ -359,3 +359,27 @@ def test_numbers_within_the_bounds_close_ticks_as_well(tmp_path: Path) -> None:
             until(lambda: gate.metric("sluice_unreadable_total") == 0)
             outlives(gate)
         assert max(tick.busy_s for tick in evidence(gate).ticks) > 1e8
+
+
+def test_an_engine_that_tells_its_steps_is_busy_in_them_alone(tmp_path: Path) -> None:
+    path, engine = tmp_path / "engine.sock", Engine()
+    with (
+        gated(tmp_path, engine, "vllm", "--engine-socket", str(path)) as gate,
+        socket.socket(socket.AF_UNIX) as inner,
+        ThreadPoolExecutor(1) as client,
+    ):
+        inner.connect(str(path))
+        memory = MemoryReport({}, {}, 1600)
+        inner.sendall(encode_frame(Ready(4, 4, 4, 2048, 16, 100, 1600, memory, None, "")))
+        inner.sendall(encode_frame(STEP))
+        until(lambda: sum(tick.steps for tick in evidence(gate).ticks) == 1)
+        engine.answer, engine.content_type = b'{"usage": {"prompt_tokens": 1}}', "application/json"
+        engine.gate_open.clear()
+        sent = client.submit(post, gate)
+        until(lambda: engine.held == 1)
+        outlives(gate)  # seconds with a request
+        engine.gate_open.set()
+        assert sent.result().status_code == 200
+        inner.sendall(encode_frame(STEP))
+        until(lambda: sum(tick.steps for tick in evidence(gate).ticks) == 2)
+        assert sum(tick.busy_s for tick in evidence(gate).ticks) == pytest.approx(2 * STEP.step_s)

@@ -194,7 +194,8 @@ class GateBackend:
         )
         tick, now_s = recorder.ticks.open, time.monotonic()
         tick.max_running = max(tick.max_running, in_cap)
-        tick.busy_s += max(0.0, now_s - self._busy_since_s)
+        if not self.num_inner:  # which tells the time of its steps
+            tick.busy_s += max(0.0, now_s - self._busy_since_s)
         self._busy_since_s = now_s if running else math.inf
         recorder.ticks.settle(in_cap)
 
