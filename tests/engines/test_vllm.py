@@ -172,7 +172,7 @@ def test_steps_that_overlap_are_steered_too_and_held_requests_are_answered(
 
 def test_who_must_be_answered_first_is(vllm: Steered) -> None:
     epoch, _ = vllm.set(1, ttft_ms=3_600_000.0, policy="deadline")
-    first = vllm.ask(max_tokens=200)
+    first = vllm.ask(max_tokens=800)
     vllm.until_running(epoch, 1, 1)
     # 24 tokens each: answers come hundreds of milliseconds apart, more than a client is late.
     asked = [
