@@ -103,6 +103,20 @@ def test_monitoring_is_off_by_default(helm: Path) -> None:
     assert not of_kind(rendered, "ConfigMap")
 
 
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("monitoring.enabled=maybe", "/monitoring/enabled"),
+        ("monitoring.lables.a=b", "lables"),
+        ("metrics.service=7", "/metrics/service"),
+        ("imagePullPolicy=Sometimes", "/imagePullPolicy"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(helm: Path, value: str, named: str) -> None:
+    with pytest.raises(LocalClusterError, match=f"(?s)schema.*{named}"):
+        template(helm, *IMAGES, "--set", value)
+
+
 def test_monitors_look_where_the_operator_serves(helm: Path) -> None:
     def where(*more: str) -> set[str]:
         found = of_kind(_monitors(helm, *more), "PodMonitor")
