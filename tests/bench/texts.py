@@ -367,7 +367,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("texts", "images"))
     args = parser.parse_args()
     directory = Path("build/bench-texts")
-    directory.mkdir(parents=True, exist_ok=True)
+    for folder in (directory, args.out):
+        folder.mkdir(parents=True, exist_ok=True)
     if args.only != "images":
         found, vectors = compare(of_texts(directory), args.repeats)
         result = {"runs": told(found)}
