@@ -105,6 +105,7 @@ PANELS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
         (f"sluice_condition{{{ONE}}}", "{{type}} {{status}}: {{reason}}"),)),
 )  # fmt: skip
 """Of one service over time: title, unit, and queries with their legends."""
+NAMESPACES = 'label_values(sluice_condition{kind="InferenceService"}, namespace)'
 CHANGES = f"sluice_service_change_timestamp_seconds{{{ONE}}} * 1000"
 """Annotations: the times of decisions, in ms."""
 
@@ -169,11 +170,9 @@ def fleet() -> Json:
                     "limited_by", "target", *refs[2:], "cause"))}}},
         ],
     }  # fmt: skip
-    names = 'label_values(sluice_condition{kind="InferenceService"}, namespace)'
     every = {"multi": True, "includeAll": True, "allValue": ".*"}
-    return _dashboard(
-        "sluice-fleet", "Sluice: fleet", [_variable("namespace", names, **every)], panels=[table]
-    )
+    chosen = _variable("namespace", NAMESPACES, **every)
+    return _dashboard("sluice-fleet", "Sluice: fleet", [chosen], panels=[table])
 
 
 def service() -> Json:
@@ -193,9 +192,8 @@ def service() -> Json:
         "name": "Decisions", "enable": True, "datasource": SOURCE, "expr": CHANGES, "step": "30s",
         "iconColor": "orange", "titleFormat": "{{of}}: {{reason}}", "useValueForTime": True,
     }  # fmt: skip
-    names = 'label_values(sluice_condition{kind="InferenceService"}, namespace)'
     of = 'label_values(sluice_condition{kind="InferenceService", namespace="$namespace"}, name)'
-    variables = [_variable("namespace", names), _variable("name", of)]
+    variables = [_variable("namespace", NAMESPACES), _variable("name", of)]
     return _dashboard(
         "sluice-service", "Sluice: one service", variables, panels=panels,
         annotations={"list": [changes]},

@@ -12,18 +12,19 @@ from math import inf, log, sqrt
 from typing import Any
 
 from sluice_core.bounded import count, number
+from sluice_core.contract import TARGETS
 from sluice_core.latency import TARGET_MARGIN as MARGIN
 from sluice_core.latency import StepLaw, StepTime
 from sluice_operator.spec.service import InferenceService, SpecError, parse
+from sluice_operator.times import milliseconds
 
 from sluice.kube import OTHER_VERSION, UNREADABLE, KubeError, add_object_arguments, find_object
 from sluice.measure.curve import wilson
 from sluice.numbers import not_negative
 from sluice.page import text_table
-from sluice.status import UNSEEN, failures, milliseconds, note_on
+from sluice.status import UNSEEN, failures, note_on
 
 GIB = 2**30
-TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
 UNIFORM = 0.05
 """Share of padding below which static batches are worth a measurement."""
 INDEPENDENT = (

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from sluice_core.bounded import count, number
+from sluice_core.bounded import count
+from sluice_core.contract import TARGETS
 from sluice_operator.reasons import Reason
 
 from sluice.kube import (
@@ -87,16 +88,6 @@ def note_on(status: Object, generation: int) -> str:
     return "" if seen == generation else f"of generation {seen}; the spec is at {generation}"
 
 
-def milliseconds(text: str | None) -> float | None:
-    """A status field such as `"123ms"` or `"1.5s"` in milliseconds; None if it is no time."""
-    if not text:
-        return None
-    if text.endswith("ms"):
-        return number(text[:-2])
-    seconds = number(text.removesuffix("s"))
-    return None if seconds is None else 1000 * seconds
-
-
 def _plan(status: Object) -> str:
     memory, found = status.get("memory") or {}, []
     for name in ("planned", "measured"):
@@ -153,7 +144,7 @@ def _evidence(status: Object) -> str:
     is_unused = (status.get("batching") or {}).get("reason") == Reason.CAP_UNUSED
     rows = [
         [name, *(str(slo[name].get(key, "-")) for key in keys), _needed(slo[name], is_unused)]
-        for name in ("timeToFirstToken", "interTokenLatency", "endToEnd")
+        for name in TARGETS
         if name in slo
     ]
     misses = {name: n for name, n in (load.get("misses") or {}).items() if n}

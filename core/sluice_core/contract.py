@@ -20,6 +20,7 @@ SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
 
 CapIs = Literal["live", "gate"]
 GapsFrom = Literal["tokens", "chunks"]
+TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")  # fields of `spec.slo`
 ChunkIs = Literal["live", "fixed"]
 
 

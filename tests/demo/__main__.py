@@ -23,7 +23,7 @@ from demo.kube import Kube, condition, wait_for
 from demo.picture import timeline_png
 from sluice import load
 from sluice.kube import NAMESPACE, KubeError
-from sluice.status import milliseconds
+from sluice_operator.times import milliseconds
 
 SYSTEM = "sluice-system"
 NAME = "demo"

@@ -22,7 +22,7 @@ import httpx
 from demo.kube import Kube
 from e2e.kit import Cluster, NoClusterError
 from matplotlib.figure import Figure
-from sluice.status import milliseconds
+from sluice_operator.times import milliseconds
 
 NAME = "embed"
 LOOK_S = 2.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sluice.status import milliseconds
+from sluice_operator.times import milliseconds
 
 MIN_SHARE_OF_NEW_POD = 0.2
 ROLL = "roll"

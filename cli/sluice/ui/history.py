@@ -12,8 +12,7 @@ from typing import Any
 from sluice_core.bounded import number
 from sluice_core.contract import TICK_SECONDS, Tick
 from sluice_core.sketch import merge, quantile_ms
-
-from sluice.status import milliseconds
+from sluice_operator.times import milliseconds
 
 HOUR_S = 3600.0
 TARGETS = {

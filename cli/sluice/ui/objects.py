@@ -7,10 +7,9 @@ from typing import Any
 from sluice_core.bounded import count
 from sluice_operator.cluster.observed import pod_of
 from sluice_operator.reasons import Reason
-from sluice_operator.times import unix_time
+from sluice_operator.times import milliseconds, unix_time
 
 from sluice.kube import UNREADABLE
-from sluice.status import milliseconds
 
 from .charts import Mark
 from .history import HOUR_S, TARGETS, History

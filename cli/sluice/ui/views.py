@@ -12,12 +12,12 @@ from sluice_core.bounded import count
 from sluice_core.contract import Evidence, RuntimeConfig
 from sluice_core.words import clean
 from sluice_operator.spec.service import SpecError, parse
-from sluice_operator.times import unix_time
+from sluice_operator.times import milliseconds, unix_time
 
 from sluice import report
 from sluice.kube import OTHER_VERSION, UNREADABLE
 from sluice.page import Html, join, tag
-from sluice.status import GIB, milliseconds, note_on
+from sluice.status import GIB, note_on
 
 from .charts import Line, Mark, Part, bar, chart, clock, span_of, spark
 from .history import TARGETS, Point

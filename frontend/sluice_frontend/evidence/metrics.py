@@ -27,11 +27,11 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from sluice_core.contract import TICK_SECONDS, MemoryReport, Sketch, Slo, StepModel, Tick
+from sluice_core.contract import TARGETS, TICK_SECONDS, MemoryReport, Sketch, Slo, StepModel, Tick
 from sluice_core.port import EngineLoad, EngineStep, FinishReason, FirstParts, SpeculationTotals
 from sluice_core.sketch import quantile_ms
 
-from .totals import TARGETS, Totals
+from .totals import Totals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNREADABLE = ("about", "metrics", "socket", "usage")

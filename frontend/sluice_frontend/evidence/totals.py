@@ -4,10 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from msgspec.structs import asdict
-from sluice_core.contract import Tick
-
-TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
-"""The names of the object's fields."""
+from sluice_core.contract import TARGETS, Tick
 
 
 @dataclass(slots=True)

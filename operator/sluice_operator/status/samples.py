@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sluice_core.bounded import number
+from sluice_core.contract import TARGETS
 
 from ..cluster.observed import Object
 from ..spec.batch import BATCH_KIND
 from ..spec.service import KIND, InferenceService
-from ..times import unix_time
+from ..times import milliseconds, unix_time
 
-TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
 OBJECT = ("namespace", "name")
 
 
@@ -95,11 +95,8 @@ def _of_targets(field: str, read: Callable[[Any], float | None]) -> Callable[[Sh
 
 def seconds(text: object) -> float | None:
     """A duration of the status, such as 51.3ms or 1200s, in seconds; None if it is none."""
-    if not isinstance(text, str):
-        return None
-    digits, unit = (text[:-2], 1e3) if text.endswith("ms") else (text[:-1], 1.0)
-    value = number(digits)
-    return None if value is None else value / unit
+    ms = milliseconds(text) if isinstance(text, str) else None
+    return None if ms is None else ms / 1000
 
 
 def share(text: object) -> float | None:

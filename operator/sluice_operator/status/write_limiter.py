@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from sluice_core.contract import TARGETS
+
 from ..cluster.observed import Object
 
 Clock = Callable[[], float]
@@ -22,12 +24,11 @@ WRITES_PER_S = 5.0
 Over fifty objects with traffic take turns, and a hundred are 20 s apart."""
 
 _JUDGED = ("measured", "bound", "over", "samples", "usedPercent", "samplesNeeded", "verifiable")
-_TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")
 MEASURED: Mapping[str, Any] = {
     "memory": dict.fromkeys(("sequences", "expectedPreemptions")),
     "batching": dict.fromkeys(("message", "predicted", "effectiveBatch", "step")),
     "slo": {
-        **dict.fromkeys(_TARGETS, dict.fromkeys(_JUDGED)),
+        **dict.fromkeys(TARGETS, dict.fromkeys(_JUDGED)),
         **dict.fromkeys(("goodPercent", "smoothPercent")),
     },
     "scaling": dict.fromkeys(("message", "desired")),

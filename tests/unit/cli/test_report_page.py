@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sluice import report
 from sluice.status import UNSEEN, describe
+from sluice_core.contract import TARGETS
 from sluice_operator.spec.service import parse
 from unit.cli.served import MODEL, NUM_TICKS, service_under_traffic
 
@@ -159,11 +160,11 @@ def test_an_object_that_no_operator_has_seen_promised_nothing_yet() -> None:
 
 def test_fields_that_are_not_there_are_dashes() -> None:
     body = service_under_traffic()
-    first, gaps = (body["status"]["slo"][name] for name in report.TARGETS[:2])
+    first, gaps = (body["status"]["slo"][name] for name in TARGETS[:2])
     del first["allowedPercent"], first["target"]
     del gaps["samples"], body["status"]["load"]["busyPercent"]
     said = report.as_text(build(body))
-    rows = [line.split() for line in said.splitlines() if line.startswith(report.TARGETS)]
+    rows = [line.split() for line in said.splitlines() if line.startswith(TARGETS)]
     assert [rows[0][1], rows[0][-1]] == ["-", "-"]
     assert rows[1][-4:] == ["-", "-", "-", "-"]
     assert "busy - %" in said
