@@ -125,10 +125,10 @@ def test_ten_thousand_that_wait_cost_a_millisecond_a_step_at_most() -> None:
     line, _ = create_line(*terms)
     spent_ms = []
     for part in range(4):  # the quickest counts, as a busy machine doubles any of them
-        began_s = time.process_time()
+        began_s = time.thread_time()
         for number in range(100 * part, 100 * part + 100):
             first = next(line.ordered(number / 100, Pace(1e-5)))
             line.remove(first)
             line.add(Job(job(number / 100 + 50, 100, 10.0 + number)))
-        spent_ms.append(1e3 * (time.process_time() - began_s) / 100)
+        spent_ms.append(1e3 * (time.thread_time() - began_s) / 100)
     assert min(spent_ms) < 1, spent_ms
