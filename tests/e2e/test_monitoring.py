@@ -14,9 +14,9 @@ import pytest
 from demo.kube import condition, wait_for
 from e2e.kit import SYSTEM, Cluster
 from e2e.muted import is_mutable, mute
-from integration.apiserver import free_ports
 from prometheus import Prometheus, every_query_has_series
 from sluice.kube import NAMESPACE
+from sluice.processes import free_ports
 
 NAME, LARGE, BATCH = "e2e-watched", "e2e-watched-large", "e2e-watched-batch"
 SELF = {"namespace": NAMESPACE, "name": NAME}

@@ -19,9 +19,10 @@ import httpx
 from bench.peers import processes
 from bench.peers.checkpoint import CACHE, MODELS, write
 from bench.peers.install import Site, gguf, install
-from bench.peers.launch import CannotStart, complaint, environ_of, free_port, inherited
+from bench.peers.launch import CannotStart, complaint, environ_of, inherited
 from bench.peers.variants import MODEL_NAME
 from integration.worker_process import Worker, gate_of
+from sluice.processes import free_ports
 from unit.worker.api.tiny import write_checkpoint
 
 CAPACITY = 8
@@ -163,7 +164,7 @@ class Engine:
     kind: Kind
     site: Site
     directory: Path
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=lambda: free_ports(1)[0])
     flags: Sequence[str] | None = None
     more: Mapping[str, str] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from bench.peers.checkpoint import CACHE
 from bench.peers.install import Site
 from bench.peers.launch import environ_of
 from engines.served import serving
-from integration.apiserver import free_ports
+from sluice.processes import free_ports
 
 PROGRAM = CACHE / "llama.cpp/build/bin/llama-server"
 MODEL = CACHE / "models/88M.gguf"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.processes import free_ports
 from sluice_cluster import binaries
 from sluice_cluster.node import controlplane, pki, processes, render
 from sluice_cluster.settings import ClusterSettings
@@ -31,7 +31,7 @@ class ApiServer:
     client_key: Path
 
 
-@contextlib.contextmanager
+@contextmanager
 def running_apiserver(folder: Path) -> Iterator[ApiServer]:
     """Start etcd and kube-apiserver with data, keys and logs in `folder`; stop them at the end."""
     bin_folder = binaries.ensure(ClusterSettings.from_environment().paths, PROGRAMS)
@@ -95,12 +95,3 @@ def _await_ready(server: ApiServer, started: list[processes.Process], folder: Pa
 
     log = folder / "logs" / "kube-apiserver.log"
     wait_until("kube-apiserver to be ready", answers, 60.0, why_not=lambda: tail(log))
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -17,9 +17,10 @@ from typing import Any
 
 import httpx
 import yaml
-from integration.apiserver import ApiServer, free_ports
+from integration.apiserver import ApiServer
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import load_kube_config
+from sluice.processes import free_ports
 from sluice_cluster import binaries
 from sluice_cluster.settings import ClusterSettings
 from sluice_cluster.shell import run, tail, wait_until

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.apiserver import free_ports
 from integration.moody_engine import running_engine
 from integration.worker_process import Worker, listening, running_worker
+from sluice.processes import free_ports
 
 LIVENESS_S = 4.0
 """Half of it takes the readiness; a gate looks at an idle engine once a second."""

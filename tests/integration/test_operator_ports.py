@@ -9,8 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.apiserver import ApiServer, free_ports
+from integration.apiserver import ApiServer
 from integration.operator_runs import administrator
+from sluice.processes import free_ports
 from sluice_cluster.shell import tail, wait_until
 
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from integration.apiserver import free_ports
 from integration.operator_runs import (
     CHILDREN,
     Namespace,
@@ -15,6 +14,7 @@ from integration.operator_runs import (
     create_demo,
     settle,
 )
+from sluice.processes import free_ports
 from sluice_cluster.shell import wait_until
 from unit.operator.objects import changed, static_batches, valid_object
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from engines.served import Served, serving
 from httpx import ConnectError, get
-from integration.apiserver import free_ports
 from sluice.__main__ import main
 from sluice.measure.endpoint import LIVE
+from sluice.processes import free_ports
 
 MODEL = Path(__file__).parents[2] / "examples/model"
 pytestmark = pytest.mark.skipif(find_spec("sluice_gate") is None, reason="there is no gate")

@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 from sluice_frontend.batches.run import IN_FLIGHT
 
-from sluice.foreign import free_port
 from sluice.measure.endpoint import EndpointError, LiveCap, find_live, named_live, open_session
-from sluice.processes import LEAVES_S, die_with_parent, end, spawn
+from sluice.processes import LEAVES_S, die_with_parent, end, free_ports, spawn
 
 from .send import answers
 
@@ -73,7 +72,7 @@ async def opened(args: argparse.Namespace, key: str) -> AsyncIterator[Target]:
             async with _bounded(api, args, args.url, args.admin_url) as target:
                 yield target
             return
-        url, admin_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        url, admin_url = (f"http://127.0.0.1:{port}" for port in free_ports(2))
         # It holds the memory, and so ends with this process.
         engine = await spawn(_line(args, url, admin_url), prepare=die_with_parent)
         try:

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from bench.peers.install import CannotInstall, Site, gguf, install, openmp, tcma
 from bench.peers.results import CpuTime, Result
 from bench.peers.traces import Request, Trace, padded
 from bench.peers.variants import Launch
+from sluice.processes import free_ports
 
 READY_LIMIT_S = 1200.0  # vLLM compiles at its first start
 POLL_S = 0.05
@@ -182,7 +182,7 @@ class Peers:
         model = write(MODELS[launch.model], self._cache / "models")
         if launch.variant.family == "llama.cpp" and site:
             model = gguf(site, model)
-        port = free_port()
+        [port] = free_ports(1)
         arguments = [a.format(model=model, port=port) for a in launch.arguments]
         environ = inherited(os.environ, site) | dict(launch.environ) | environ_of(site)
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -241,10 +241,3 @@ def _check_kernels(peer: Running) -> None:
     asks = any(name == "SLUICE_KERNELS" for name, _ in peer.launch.environ)
     if asks and '"kernels"' not in peer.log.read_text(errors="replace"):
         raise CannotStart("this worker has one set of kernels only (it reads no SLUICE_KERNELS)")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.apiserver import free_ports
 from sluice.__main__ import main
+from sluice.processes import free_ports
 from sluice_cluster.shell import wait_until
 from sluice_core.contract import BatchReport, decode
 from unit.cli.batch.tiny_api import Reply, TinyApi, line, results, tiny_api, write_input

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 import aiohttp
 import pytest
 from aiohttp import web
-from sluice.foreign import free_port
 from sluice.page import Html, tag
+from sluice.processes import free_ports
 from sluice.ui.site import HEADERS, HOST, Site
 
 TOKEN = "right"
@@ -24,7 +24,7 @@ class Pages:
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     """Where the pages are."""
-    port = free_port()
+    [port] = free_ports(1)
     runner = web.AppRunner(Site(Pages(), TOKEN, port).app())
     await runner.setup()
     await web.TCPSite(runner, HOST, port).start()
