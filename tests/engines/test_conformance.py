@@ -179,7 +179,7 @@ async def test_a_whole_answer_that_nobody_waits_for_frees_its_place(rig: Rig) ->
 async def test_a_full_queue_answers_429_with_retry_after(rig: Rig) -> None:
     flags = ("--initial-num-seqs", "1", "--max-num-queued-reqs", "2")
     async with rig.own_gate(*flags) as (_, clients):
-        streams = [clients.stream(rig.tokens(1.0))]
+        streams = [clients.stream(rig.tokens(3.0))]
         await clients.until(lambda now: now.running == 1)
         streams += [clients.stream(16) for _ in range(2)]
         await clients.until(lambda now: now.waiting.total == 2)
