@@ -72,7 +72,6 @@ PARSED = {
     "cli/sluice/__main__.py": OWN,
     "cli/sluice/batch/command.py": OWN,
     "cli/sluice/bench.py": OWN,
-    "cli/sluice/foreign.py": OWN,
     "cli/sluice/kube.py": READ,
     "cli/sluice/load.py": OWN,
     "cli/sluice/manifest/checks.py": "quantities that a rule has matched",
