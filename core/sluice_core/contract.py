@@ -5,7 +5,7 @@ Decoding is strict: NaN, infinities, negative counts, wrong types and missing fi
 `msgspec` with the path of the field. Times are seconds (`*_s`) or milliseconds (`*_ms`).
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,8 +20,9 @@ SchedulingPolicy = Literal["deadline", "fcfs", "priority"]
 
 CapIs = Literal["live", "gate"]
 GapsFrom = Literal["tokens", "chunks"]
-TARGETS = ("timeToFirstToken", "interTokenLatency", "endToEnd")  # fields of `spec.slo`
 ChunkIs = Literal["live", "fixed"]
+TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]  # in `spec.slo`
+TARGETS: tuple[TargetName, ...] = get_args(TargetName)
 
 
 def policy_in_force(asked: SchedulingPolicy | None, ttft_ms: float | None) -> SchedulingPolicy:

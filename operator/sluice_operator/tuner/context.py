@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from sluice_core.contract import TICK_SECONDS, Tick
+from sluice_core.contract import TICK_SECONDS, TargetName, Tick
 from sluice_core.latency import TARGET_MARGIN, StepTime
 
 from ..reasons import Reason
@@ -33,7 +33,6 @@ from .types import (
     Move,
     Observation,
     Past,
-    TargetName,
     TargetVerdict,
     Verdict,
 )

@@ -5,7 +5,7 @@ from functools import cached_property
 from math import inf
 
 import msgspec
-from sluice_core.contract import TICK_SECONDS
+from sluice_core.contract import TICK_SECONDS, TargetName
 
 from ..reasons import Reason
 from . import constants as k
@@ -13,7 +13,7 @@ from .capacity import pod_capacity
 from .context import Case, Context, nothing_to_go_by
 from .demand import Arrivals, Backlog, Capacity, Demand, plan_demand, read_arrivals
 from .evidence import is_filled, recent
-from .types import Bound, Move, Observation, Past, ReplicaChange, TargetName
+from .types import Bound, Move, Observation, Past, ReplicaChange
 from .verdicts import READERS
 
 

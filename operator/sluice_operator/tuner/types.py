@@ -9,12 +9,11 @@ from decimal import Decimal
 from typing import Literal, TypeVar
 
 from msgspec import Struct
-from sluice_core.contract import Evidence, Overload, RuntimeConfig
+from sluice_core.contract import Evidence, Overload, RuntimeConfig, TargetName
 
 from ..reasons import Foreign, Reason
 from .constants import MAX_KINDS, MIN_BUDGET, MIN_RAISE
 
-TargetName = Literal["timeToFirstToken", "interTokenLatency", "endToEnd"]
 Verdict = Literal["Breach", "Headroom", "Hold", "NoTraffic"]
 Cause = Literal["cap", "kv", "prefill", "outside", "none"]
 LimitedBy = Literal["VRAM", "User", "InterTokenLatency", "EndToEnd", "Minimum"]

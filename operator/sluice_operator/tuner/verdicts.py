@@ -9,14 +9,14 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from sluice_core import sketch
-from sluice_core.contract import TICK_SECONDS, Tick
+from sluice_core.contract import TICK_SECONDS, TargetName, Tick
 
 from . import constants as k
 from . import interference
 from .detect import Moments, Series, design_effect, headroom
 from .evidence import Accepts, HeardPod
 from .tick_sums import Reading, TickSlice, TickWindow, add_up, series_of
-from .types import EngineFailures, TargetName, Targets, TargetVerdict, Verdict
+from .types import EngineFailures, Targets, TargetVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from typing import Any, get_args
 
 import pytest
 from msgspec import Struct, structs
+from sluice_core.contract import TargetName
 from sluice_operator.spec.service import parse
 from sluice_operator.status.crd import BATCHES, SERVICES, Definition, crd, render
-from sluice_operator.tuner.types import LimitedBy, TargetName, Verdict
+from sluice_operator.tuner.types import LimitedBy, Verdict
 from unit.operator.objects import changed, valid_object
 
 ROOT = Path(__file__).parents[4]
