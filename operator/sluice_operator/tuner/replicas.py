@@ -301,7 +301,8 @@ def pods_are_coming(case: ReplicasCase) -> Move | None:
 
 
 def more_are_needed(case: ReplicasCase) -> Move | None:
-    """Adds the pods that late requests and arrivals need."""
+    """Adds the pods that the arrivals need, where requests are late or a queue stands and more
+    arrives than the pods can serve."""
     if not case.more:
         return None
     to, cause = min(case.more, case.context.seen.limits.max_replicas), case.context.cause
