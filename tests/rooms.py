@@ -17,10 +17,10 @@ from pathlib import Path
 
 BUDGETS = {
     "core/sluice_core": 7_100,
-    "frontend/sluice_frontend": 10_250,
+    "frontend/sluice_frontend": 10_300,
     "gate/sluice_gate": 3_200,
     "gate/sluice_vllm": 800,
-    "worker/sluice_worker": 12_900,
+    "worker/sluice_worker": 12_930,
     "operator/sluice_operator": 14_150,
     "kernels/sluice_kernels": 4_760,
     "cli/sluice": 8_200,
