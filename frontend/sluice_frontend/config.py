@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from importlib.metadata import version
 from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType
@@ -22,6 +23,7 @@ from sluice_core.errors import CheckpointError, ConfigError
 from sluice_core.model.files import cause, refuse_pointer
 from sluice_core.model.sizing import BODIES_BYTES
 
+VERSION = version("sluice")
 API_KEY = "VLLM_API_KEY"
 """vLLM's environment variable for the key of the API."""
 MAX_TEXT_BYTES = 1 << 20

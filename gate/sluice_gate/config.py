@@ -4,11 +4,11 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from urllib.parse import urlsplit
 
 from sluice_core.errors import ConfigError
 from sluice_frontend.config import (
+    VERSION,
     Parser,
     Positive,
     ServerConfig,
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
                 one.add_to(parser)
     # Without origins of ours the engine's own answers to browsers pass.
     parser.set_defaults(sse_keep_alive_interval=None, allowed_origins="[]")
-    parser.add_argument("--version", action="version", version=version("sluice"))
+    parser.add_argument("--version", action="version", version=VERSION)
     parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
     return parser
 

@@ -1,7 +1,6 @@
 """The applications of a server's ports, but for its own routes."""
 
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -11,7 +10,7 @@ from starlette.types import ASGIApp
 
 from ..api import probes, response_types
 from ..api.operations import BoundOperation, Handler
-from ..config import ServerConfig
+from ..config import VERSION, ServerConfig
 from ..evidence.health import Verdict
 from ..evidence.metrics import CONTENT_TYPE
 from ..http.guards import ERROR_HANDLERS, Bearer, EdgeMiddleware, Inflight, answer
@@ -75,7 +74,7 @@ def health_routes(
         return answer(body, 200 if verdict.ok else 503)
 
     async def show_version(request: Request) -> Response:
-        return answer(response_types.Version(version("sluice")))
+        return answer(response_types.Version(VERSION))
 
     return [
         BoundOperation(probes.HEALTHZ, healthz),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from importlib.metadata import version
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -11,6 +10,7 @@ from sluice_frontend.api import probes, response_types
 from sluice_frontend.api.operations import JSON, BoundOperation
 from sluice_frontend.api.sse import encode
 from sluice_frontend.batches.item import served_routes
+from sluice_frontend.config import VERSION
 from sluice_frontend.http.clients import networks_of
 from sluice_frontend.http.guards import (
     ERROR_HANDLERS,
@@ -71,9 +71,7 @@ def _application(service: Service, routes: Sequence[BoundOperation]) -> FastAPI:
     )
     shown = [*(each.operation for each in routes), probes.DOCUMENT]
     has_keys = service.config.server.has_api_keys
-    page = encode(
-        document(shown, version=version("sluice"), has_keys=has_keys, open_paths=PROBE_PATHS)
-    )
+    page = encode(document(shown, version=VERSION, has_keys=has_keys, open_paths=PROBE_PATHS))
 
     async def show(request: Request) -> Response:
         return Response(page, media_type=JSON)

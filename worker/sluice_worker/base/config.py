@@ -4,7 +4,6 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from sluice_core.model.images import PROCESSOR
 from sluice_core.model.sizing import DEFAULT_BATCHED_TOKENS
 from sluice_frontend.config import (
     HOLD_SHARE_SAYS,
+    VERSION,
     Milliseconds,
     Parser,
     Positive,
@@ -191,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help="compute once what several prompts begin with; default: on",
     )
-    parser.add_argument("--version", action="version", version=version("sluice"))
+    parser.add_argument("--version", action="version", version=VERSION)
     # Known, so that it is refused without what follows it.
     parser.add_argument("--api-key", nargs="*", help=argparse.SUPPRESS)
     return parser
