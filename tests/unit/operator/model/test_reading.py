@@ -20,7 +20,7 @@ from sluice_operator.model.reader import Found, ModelReader
 from sluice_operator.spec.service import InferenceService
 from sluice_operator.spec.service import Model as SpecModel
 from unit.operator.observations import CHECKPOINT, NOW, SETTINGS, create_service
-from unit.worker.ordinary_user import open_directory, ordinary_user
+from unit.worker.ordinary_user import ordinary_user
 
 EXAMPLE = Path(__file__).parents[4] / "examples/model"
 
@@ -325,15 +325,14 @@ async def test_a_model_of_a_hub_that_is_refused_is_read_again_less_and_less_ofte
     ],
 )
 def test_a_model_that_the_operator_may_not_read_is_told_with_file_cause_and_user(
-    closed: str, named: str
+    closed: str, named: str, tmp_path: Path
 ) -> None:
-    with open_directory() as made:
-        root = made / "models"
-        shutil.copytree(EXAMPLE, root / "demo")
-        settings = replace(SETTINGS, models_dir=root)
-        asked = create_service(model__uri="file:///models/demo").spec.model
-        assert isinstance(reader._read(asked, settings, None, True, False), ModelFacts)
-        (root / closed).chmod(0)
-        with ordinary_user() as user:
-            found = reader._read(asked, settings, None, True, False)
+    root = tmp_path / "models"
+    shutil.copytree(EXAMPLE, root / "demo")
+    settings = replace(SETTINGS, models_dir=root)
+    asked = create_service(model__uri="file:///models/demo").spec.model
+    assert isinstance(reader._read(asked, settings, None, True, False), ModelFacts)
+    (root / closed).chmod(0)
+    with ordinary_user() as user:
+        found = reader._read(asked, settings, None, True, False)
     assert found == Refused(f"{named}: permission denied for user {user}.")

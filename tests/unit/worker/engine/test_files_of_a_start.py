@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from sluice_worker.engine.startup import start
 from sluice_worker.tasks import all_served
 from unit.worker.api.tiny import VOCAB_SIZE, write_tokenizer
 from unit.worker.engine.factories import save_llama
-from unit.worker.ordinary_user import open_directory, ordinary_user
+from unit.worker.ordinary_user import ordinary_user
 
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"
@@ -82,30 +82,27 @@ def write_checkpoint(directory: Path, *, sharded: bool = False, lists_tokens: bo
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Undamaged files."""
-    with open_directory() as root:
-        write_checkpoint(root / "model")
-        write_checkpoint(root / "older", lists_tokens=False)
-        write_checkpoint(root / "sharded", sharded=True)
-        for folder, name, text in (
-            ("flags", "keys", "key-one\nkey-two\n"),
-            ("flags", "token", "the-token\n"),
-            ("flags", "template", TEMPLATE),
-            ("runtime", "cap", "16"),
-        ):
-            (root / folder).mkdir(exist_ok=True)
-            (root / folder / name).write_text(text)
-        for file in root.rglob("*.*"):
-            file.chmod(0o644)  # safetensors writes its own for their owner alone
-        assert sentences(root, root / "model") == []  # and with that all is imported
-        yield root
+    root = tmp_path_factory.mktemp("whole")
+    write_checkpoint(root / "model")
+    write_checkpoint(root / "older", lists_tokens=False)
+    write_checkpoint(root / "sharded", sharded=True)
+    for folder, name, text in (
+        ("flags", "keys", "key-one\nkey-two\n"),
+        ("flags", "token", "the-token\n"),
+        ("flags", "template", TEMPLATE),
+        ("runtime", "cap", "16"),
+    ):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / name).write_text(text)
+    assert sentences(root, root / "model") == []
+    return root
 
 
 @pytest.fixture
-def root(whole: Path) -> Iterator[Path]:
-    with open_directory() as made:
-        yield shutil.copytree(whole, made / "files")
+def root(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "files")
 
 
 class Loaded(Exception):

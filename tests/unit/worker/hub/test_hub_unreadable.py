@@ -1,7 +1,6 @@
 """What a start on a hub's model may not read beside the checkpoint is told with its cause."""
 
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
@@ -11,16 +10,10 @@ from sluice_core.hub.reference import Access, HubModel, access, hub_model
 from sluice_core.hub.site import Site
 from sluice_worker.hub.cache import Cache
 from sluice_worker.hub.download import download
-from unit.worker.ordinary_user import open_directory, ordinary_user
+from unit.worker.ordinary_user import ordinary_user
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = HubModel("org/name")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with open_directory() as made:
-        yield made
 
 
 def kept(folder: Path) -> Path:
@@ -46,9 +39,9 @@ def offline(folder: Path) -> Path:
     )
 
 
-def test_a_saved_token_that_may_not_be_read_is_no_missing_token(folder: Path) -> None:
-    token = folder / "token"
-    environ = {"HF_HOME": str(folder)}
+def test_a_saved_token_that_may_not_be_read_is_no_missing_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    environ = {"HF_HOME": str(tmp_path)}
     assert access(environ, None).token is None
     token.write_text("hf_saved\n")
     token.chmod(0)
@@ -62,33 +55,33 @@ def test_a_saved_token_that_may_not_be_read_is_no_missing_token(folder: Path) ->
 
 
 def test_a_directory_that_may_not_be_looked_into_is_not_taken_for_a_hubs_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "org").mkdir(mode=0)
-    monkeypatch.chdir(folder)
+    (tmp_path / "org").mkdir(mode=0)
+    monkeypatch.chdir(tmp_path)
     with ordinary_user() as user, pytest.raises(ValueError, match="org/name") as refused:
         hub_model("org/name")
     assert f"cannot be read: permission denied for user {user}" in str(refused.value)
 
 
 @pytest.mark.parametrize("closed", ["refs/main", "refs", "snapshots", f"snapshots/{COMMIT}"])
-def test_a_cache_that_may_not_be_read_is_not_called_incomplete(folder: Path, closed: str) -> None:
-    snapshot = kept(folder)
-    assert offline(folder) == snapshot
-    path = folder / "models--org--name" / closed
+def test_a_cache_that_may_not_be_read_is_not_called_incomplete(tmp_path: Path, closed: str) -> None:
+    snapshot = kept(tmp_path)
+    assert offline(tmp_path) == snapshot
+    path = tmp_path / "models--org--name" / closed
     path.chmod(0)
     with ordinary_user() as user, pytest.raises(StartupError) as refused:
-        offline(folder)
+        offline(tmp_path)
     path.chmod(0o755)
     assert str(path) in refused.value.message
     assert f"permission denied for user {user}" in refused.value.message
 
 
-def test_an_index_that_is_cut_is_named_also_without_the_hub(folder: Path) -> None:
-    snapshot = kept(folder)
+def test_an_index_that_is_cut_is_named_also_without_the_hub(tmp_path: Path) -> None:
+    snapshot = kept(tmp_path)
     (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"a')
     with pytest.raises(StartupError, match=r"^model.safetensors.index.json: not valid JSON"):
-        offline(folder)
+        offline(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +89,9 @@ def test_an_index_that_is_cut_is_named_also_without_the_hub(folder: Path) -> Non
     [(None, "No such file or directory"), ("", "no certificate or crl found")],
 )
 def test_certificates_that_cannot_be_read_are_told_with_their_variable(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, cause: str
 ) -> None:
-    authorities = folder / "ca.crt"
+    authorities = tmp_path / "ca.crt"
     if content is not None:
         authorities.write_text(content)
     monkeypatch.setenv("SSL_CERT_FILE", str(authorities))
